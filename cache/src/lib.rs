@@ -1,0 +1,1 @@
+//! Content-addressed cache of XLA executables: memory, disk and bucket tiers.

@@ -1,0 +1,1 @@
+//! Reader of StableHLO portable artifacts (MLIR bytecode).

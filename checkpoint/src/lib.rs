@@ -1,0 +1,1 @@
+//! Sharded arrays on a bucket: shardings, zarr, save and restore.

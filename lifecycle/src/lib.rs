@@ -1,0 +1,1 @@
+//! The bucket: opening a location, its layout, and how long what it holds is kept.

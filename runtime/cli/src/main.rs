@@ -1,0 +1,2 @@
+//! The `waystation` binary.
+fn main() {}

@@ -1,0 +1,1 @@
+//! The IFRT proxy server: sessions, handles, ordering, host buffers.

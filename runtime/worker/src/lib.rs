@@ -1,0 +1,1 @@
+//! A worker: one PJRT client, its arrays and executables, and the op stream that drives them.
