@@ -1,0 +1,50 @@
+# Everything that one does with this repository, by one word each. `make help` lists them.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+CARGO ?= cargo
+VENV := .venv
+VENV311 := .venv311
+BINARY := target/release/waystation
+
+.PHONY: help build demo test bench fmt lint doc soak clean venv venv311 need-cargo
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+
+need-cargo:
+	@command -v $(CARGO) >/dev/null || { echo "make: no cargo on PATH: install Rust (stable, 1.88 or newer) from https://rustup.rs" >&2; exit 1; }
+
+build: need-cargo ## build the waystation binary (target/release/waystation)
+	$(CARGO) build --release --locked --bin waystation
+
+venv: ## .venv: the newest of Python 3.13, 3.12, 3.11 with the pinned packages
+	@requirements/make_venv.sh $(VENV) 3.13 3.12 3.11
+
+venv311: ## .venv311: Python 3.11 with the newest JAX for it, the second version that the tests run
+	@requirements/make_venv.sh $(VENV311) 3.11
+
+demo: build venv ## train on Waystation: cold, warm from the bucket, cold again, one constant changed
+	$(VENV)/bin/python examples/demo.py --binary $(BINARY)
+
+test: ## every check: format, lints, docs, Rust tests, Python end-to-end tests; ends in a summary
+	@tests/tools/run_checks.sh
+
+bench: build venv ## speed against native JAX on this machine; prints a table and writes bench-results/
+	$(VENV)/bin/python tests/bench/bench.py --binary $(BINARY)
+
+fmt: need-cargo ## format the Rust code
+	$(CARGO) fmt --all
+
+lint: need-cargo ## clippy, warnings are errors
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+doc: need-cargo ## the Rust documentation, warnings are errors
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+
+soak: build venv ## the slow tests: property tests with many cases, end-to-end tests marked slow
+	PROPTEST_CASES=20000 $(CARGO) test --workspace --locked
+	$(VENV)/bin/python -m pytest -q tests/python -m "slow or not slow"
+
+clean: ## remove build outputs and virtual environments
+	rm -rf target $(VENV) $(VENV311) bench-results
