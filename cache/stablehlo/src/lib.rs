@@ -1,1 +1,6 @@
-//! Reader of StableHLO portable artifacts (MLIR bytecode).
+//! Reads what a JAX client sends to be compiled: its compile options at the level of the protobuf wire.
+//!
+//! Pure functions over bytes: no plugin, no I/O, no panics on bad input.
+
+pub mod compile_options;
+pub mod wire;
