@@ -4,7 +4,13 @@
 //! label; a test holds them against the descriptors inside the installed jaxlib. Modules follow the proto packages.
 //! No logic lives here.
 
-#![allow(missing_docs, unreachable_pub, clippy::all, reason = "generated code")]
+#![allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    reason = "generated code"
+)]
 #![allow(rustdoc::all, reason = "generated code")]
 
 /// The number of the protocol between proxy, resource manager and workers. Another number is refused (D11).
