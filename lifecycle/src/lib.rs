@@ -1,1 +1,11 @@
 //! The bucket: opening a location, its layout, and how long what it holds is kept.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | [`bucket`] | [`bucket::Location`] (what the user wrote) and [`bucket::Bucket`] (an object store rooted there) |
+//! | [`bucket::layout`] | every prefix below a location: who writes it, who reads it, how long it is kept |
+//!
+//! Storage is `object_store` in every scheme; nothing here wraps its trait. Who keeps something in the bucket takes a
+//! name from [`bucket::layout`] and goes to [`bucket::Bucket::store`].
+
+pub mod bucket;

@@ -1,0 +1,186 @@
+//! The names of everything that Waystation keeps below a location. No other file makes up an object name.
+//!
+//! ```text
+//! exe/v1/ab/cd/<key>/<slot>     compiled executables; <key> is 64 hex digits, ab and cd its first two bytes
+//! claim/v1/ab/cd/<key>/<minute> "I am compiling this", by minute since 1970
+//! programs/v1/ab/cd/<key>       compile requests as a client sent them, for warming
+//! dump/                         XLA's text dumps
+//! ```
+//!
+//! The two levels `ab/cd` keep folders of a `file://` location small (a million entries are 16 files a folder); a
+//! cloud store does not mind them. An object is written once, by a create that fails where the name is taken, and
+//! never written over: so a reader sees all of it or none of it, and `storage.objects.create` alone is right enough.
+
+use object_store::path::Path;
+
+/// The digest that names a program's executable. 32 bytes, SHA-256.
+pub type Digest = [u8; 32];
+
+/// How many names an executable's key has. A bad entry is repaired by writing the next one, because nothing may be
+/// written over without the right to delete.
+pub const SLOTS: u8 = 4;
+
+/// One prefix of the layout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Prefix {
+    /// Object name prefix below the location, ending in '/'.
+    pub path: &'static str,
+    /// Which part of Waystation creates objects here.
+    pub writer: &'static str,
+    /// Which parts read them.
+    pub reader: &'static str,
+    /// The Cloud Storage rights that this takes.
+    pub rights: &'static [&'static str],
+    /// How long an object is worth keeping, in days after its creation. `None`: until the user removes it.
+    pub retention_days: Option<u32>,
+}
+
+/// Compiled executables.
+pub const EXECUTABLES: Prefix = Prefix {
+    path: "exe/v1/",
+    writer: "worker, after a compile",
+    reader: "worker, before a compile",
+    rights: &[
+        "storage.objects.get",
+        "storage.objects.list",
+        "storage.objects.create",
+    ],
+    retention_days: Some(30),
+};
+
+/// Claims, by which jobs that start together compile a program once.
+pub const CLAIMS: Prefix = Prefix {
+    path: "claim/v1/",
+    writer: "worker, before a compile",
+    reader: "worker, before a compile",
+    rights: &["storage.objects.list", "storage.objects.create"],
+    retention_days: Some(1),
+};
+
+/// Recorded compile requests.
+pub const PROGRAMS: Prefix = Prefix {
+    path: "programs/v1/",
+    writer: "proxy, when asked to record",
+    reader: "cache warm",
+    rights: &[
+        "storage.objects.get",
+        "storage.objects.list",
+        "storage.objects.create",
+    ],
+    retention_days: None,
+};
+
+/// XLA's dumps.
+pub const DUMPS: Prefix = Prefix {
+    path: "dump/",
+    writer: "worker, when dumps are asked for",
+    reader: "people",
+    rights: &["storage.objects.create"],
+    retention_days: Some(30),
+};
+
+/// Every prefix there is.
+pub const PREFIXES: [Prefix; 4] = [EXECUTABLES, CLAIMS, PROGRAMS, DUMPS];
+
+/// The folder of all entries of a key.
+pub fn executable_folder(key: &Digest) -> Path {
+    fanned(EXECUTABLES, key)
+}
+
+/// The entry of a key in a slot (0 to [`SLOTS`] - 1).
+pub fn executable(key: &Digest, slot: u8) -> Path {
+    executable_folder(key).join(slot.to_string())
+}
+
+/// The slot that an object of [`executable_folder`] is in. `None` where the name is not one of ours.
+pub fn slot_of(path: &Path) -> Option<u8> {
+    let name = path.filename()?;
+    let slot: u8 = name.parse().ok()?;
+    (slot < SLOTS && name.len() == 1).then_some(slot)
+}
+
+/// The claim on a key in a minute (whole minutes since 1970 UTC).
+pub fn claim(key: &Digest, minute: u64) -> Path {
+    fanned(CLAIMS, key).join(minute.to_string())
+}
+
+/// A recorded compile request.
+pub fn program(key: &Digest) -> Path {
+    fanned(PROGRAMS, key)
+}
+
+fn fanned(prefix: Prefix, key: &Digest) -> Path {
+    let hex = hex(key);
+    let mut text = String::with_capacity(prefix.path.len() + 6 + hex.len());
+    text.push_str(prefix.path);
+    text.push_str(&hex[0..2]);
+    text.push('/');
+    text.push_str(&hex[2..4]);
+    text.push('/');
+    text.push_str(&hex);
+    Path::from(text)
+}
+
+fn hex(digest: &Digest) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    digest
+        .iter()
+        .flat_map(|byte| {
+            [
+                char::from(DIGITS[usize::from(byte >> 4)]),
+                char::from(DIGITS[usize::from(byte & 15)]),
+            ]
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key() -> Digest {
+        let mut key = [0; 32];
+        key[0] = 0xab;
+        key[1] = 0x0c;
+        key[31] = 0xff;
+        key
+    }
+
+    #[test]
+    fn names_are_fanned_out_by_the_first_two_bytes() {
+        let hex = format!("ab0c{}ff", "00".repeat(29));
+        assert_eq!(
+            executable(&key(), 3).as_ref(),
+            format!("exe/v1/ab/0c/{hex}/3")
+        );
+        assert_eq!(
+            claim(&key(), 29_000_000).as_ref(),
+            format!("claim/v1/ab/0c/{hex}/29000000")
+        );
+        assert_eq!(program(&key()).as_ref(), format!("programs/v1/ab/0c/{hex}"));
+    }
+
+    #[test]
+    fn a_slot_is_read_back_and_foreign_names_are_not() {
+        for slot in 0..SLOTS {
+            assert_eq!(slot_of(&executable(&key(), slot)), Some(slot));
+        }
+        for name in ["4", "00", "x", "-1", "+1", "0.tmp"] {
+            assert_eq!(
+                slot_of(&executable_folder(&key()).join(name)),
+                None,
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_table_has_no_prefix_inside_another() {
+        for a in PREFIXES {
+            assert!(a.path.ends_with('/'));
+            for b in PREFIXES {
+                assert!(a == b || !a.path.starts_with(b.path));
+            }
+        }
+    }
+}

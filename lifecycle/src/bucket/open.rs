@@ -1,0 +1,278 @@
+//! Opening a location.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use object_store::aws::AmazonS3Builder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::local::LocalFileSystem;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::prefix::PrefixStore;
+use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
+
+use super::{Error, Location};
+
+/// How long [`Bucket::probe`] is given where the caller has no better figure: a start-up must not hang for a dead
+/// bucket past 10 s, and this leaves the rest of start-up some of them.
+pub const PROBE_DEADLINE: Duration = Duration::from_secs(8);
+
+/// Time to a TCP and TLS connection. A store in the same cloud answers within milliseconds.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time without a byte from the store. There is no limit on a whole request: objects may be gigabytes.
+const READ_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Requests that fail with 429, 5xx or a broken connection are sent again this often, 100 ms to 2 s apart.
+const RETRIES: usize = 5;
+
+/// No request is sent again later than this after it was first sent.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// An open location. Clones share the client.
+#[derive(Debug, Clone)]
+pub struct Bucket {
+    location: Location,
+    store: Arc<dyn ObjectStore>,
+}
+
+impl Bucket {
+    /// Opens a location. Paths given to [`Bucket::store`] are relative to it, whatever the scheme.
+    ///
+    /// * `file://`: the folder is made where it is missing. A write is complete, synced to the disk and visible as a
+    ///   whole when it returns, as in a cloud store. Objects are files; a create that must not write over is a link.
+    /// * `gs://`: credentials are found as Google's own tools find them (a service account file, application default
+    ///   credentials, the metadata server), and the `GOOGLE_*` variables of `object_store` are obeyed.
+    /// * `s3://`: credentials and endpoint from the `AWS_*` variables or the instance.
+    /// * `memory://`: an empty store of its own at each call.
+    ///
+    /// Nothing is asked over the network. A few files may be read and a folder made, so call it while starting, or
+    /// from a thread that may block.
+    ///
+    /// # Errors
+    /// [`Error::CannotCreate`] and [`Error::Client`], both for the user to correct.
+    pub fn open(location: &Location) -> Result<Bucket, Error> {
+        let client_error = |source| Error::Client {
+            location: location.to_string(),
+            source,
+        };
+        let store: Arc<dyn ObjectStore> = match location {
+            Location::File(path) => {
+                let unusable = |source| Error::CannotCreate {
+                    path: path.clone(),
+                    source,
+                };
+                std::fs::create_dir_all(path).map_err(unusable)?;
+                if !std::fs::metadata(path).map_err(unusable)?.is_dir() {
+                    return Err(unusable(std::io::ErrorKind::NotADirectory.into()));
+                }
+                let store = LocalFileSystem::new_with_prefix(path).map_err(client_error)?;
+                Arc::new(store.with_fsync(true))
+            }
+            Location::Memory => Arc::new(InMemory::new()),
+            Location::Gcs { bucket, prefix } => {
+                install_tls();
+                let store = GoogleCloudStorageBuilder::from_env()
+                    .with_bucket_name(bucket)
+                    .with_client_options(client_options())
+                    .with_retry(retry())
+                    .build()
+                    .map_err(client_error)?;
+                below(store, prefix)
+            }
+            Location::S3 { bucket, prefix } => {
+                install_tls();
+                let store = AmazonS3Builder::from_env()
+                    .with_bucket_name(bucket)
+                    .with_client_options(client_options())
+                    .with_retry(retry())
+                    .build()
+                    .map_err(client_error)?;
+                below(store, prefix)
+            }
+        };
+        Ok(Bucket::from_store(location.clone(), store))
+    }
+
+    /// A bucket over a store that is rooted at the location already: a layer around another store, or a test's.
+    pub fn from_store(location: Location, store: Arc<dyn ObjectStore>) -> Bucket {
+        Bucket { location, store }
+    }
+
+    /// Where it is.
+    pub fn location(&self) -> &Location {
+        &self.location
+    }
+
+    /// The objects, named relative to the location.
+    pub fn store(&self) -> &Arc<dyn ObjectStore> {
+        &self.store
+    }
+
+    /// Asks the store one thing (the first name below the location) to learn whether it is there.
+    ///
+    /// An empty bucket is well. Cancel-safe.
+    ///
+    /// # Errors
+    /// [`Error::Missing`], [`Error::Denied`], [`Error::NoAnswer`] or [`Error::Request`]: none of them the fault of a
+    /// job, which is to warn once and go on without a bucket.
+    pub async fn probe(&self, deadline: Duration) -> Result<(), Error> {
+        let location = || self.location.to_string();
+        if let Location::File(path) = &self.location {
+            // Listing a folder that is gone is an empty list to `object_store`, so look at the folder itself.
+            let path = path.clone();
+            let found = tokio::time::timeout(deadline, tokio::fs::metadata(path.clone())).await;
+            return match found {
+                Ok(Ok(_)) => Ok(()),
+                Ok(Err(error)) => Err(Error::Missing {
+                    location: location(),
+                    source: object_store::Error::NotFound {
+                        path: path.display().to_string(),
+                        source: error.into(),
+                    },
+                }),
+                Err(_) => Err(Error::NoAnswer {
+                    location: location(),
+                    deadline,
+                }),
+            };
+        }
+        let mut names = self.store.list(None);
+        match tokio::time::timeout(deadline, names.next()).await {
+            Ok(None | Some(Ok(_))) => Ok(()),
+            Ok(Some(Err(source))) => Err(match source {
+                object_store::Error::NotFound { .. } => Error::Missing {
+                    location: location(),
+                    source,
+                },
+                object_store::Error::PermissionDenied { .. }
+                | object_store::Error::Unauthenticated { .. } => Error::Denied {
+                    location: location(),
+                    source,
+                },
+                _ => Error::Request {
+                    location: location(),
+                    source,
+                },
+            }),
+            Err(_) => Err(Error::NoAnswer {
+                location: location(),
+                deadline,
+            }),
+        }
+    }
+}
+
+fn below<S: ObjectStore>(store: S, prefix: &str) -> Arc<dyn ObjectStore> {
+    if prefix.is_empty() {
+        Arc::new(store)
+    } else {
+        Arc::new(PrefixStore::new(store, Path::from(prefix)))
+    }
+}
+
+fn client_options() -> ClientOptions {
+    ClientOptions::new()
+        .with_connect_timeout(CONNECT_TIMEOUT)
+        .with_read_timeout(READ_TIMEOUT)
+        .with_timeout_disabled()
+}
+
+fn retry() -> RetryConfig {
+    RetryConfig {
+        backoff: BackoffConfig {
+            init_backoff: Duration::from_millis(100),
+            max_backoff: Duration::from_secs(2),
+            base: 2.0,
+        },
+        max_retries: RETRIES,
+        retry_timeout: RETRY_TIMEOUT,
+    }
+}
+
+/// Makes `ring` the process's TLS provider. The HTTP client is built without one of its own, because its default needs
+/// more to build than a C compiler.
+fn install_tls() {
+    // An error means that a provider is there already, which serves as well.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bucket::conformance;
+
+    #[tokio::test]
+    async fn a_folder_is_made_and_conforms() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("a/b");
+        let bucket = Bucket::open(&Location::File(path.clone())).unwrap();
+        assert!(path.is_dir());
+        bucket.probe(PROBE_DEADLINE).await.unwrap();
+        conformance::run(&bucket).await;
+        std::fs::remove_dir_all(&path).unwrap();
+        let gone = bucket.probe(PROBE_DEADLINE).await.unwrap_err();
+        assert!(matches!(gone, Error::Missing { .. }), "{gone}");
+        assert!(!gone.is_usage());
+    }
+
+    #[tokio::test]
+    async fn memory_conforms_and_is_not_shared() {
+        let bucket = Bucket::open(&Location::Memory).unwrap();
+        bucket.probe(PROBE_DEADLINE).await.unwrap();
+        conformance::run(&bucket).await;
+    }
+
+    #[tokio::test]
+    async fn a_prefix_conforms() {
+        let store = below(InMemory::new(), "team/a");
+        let bucket = Bucket::from_store(Location::Memory, store);
+        conformance::run(&bucket).await;
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_the_users_to_correct() {
+        let temp = tempfile::tempdir().unwrap();
+        let file = temp.path().join("file");
+        std::fs::write(&file, b"x").unwrap();
+        for path in [file.clone(), file.join("below")] {
+            let error = Bucket::open(&Location::File(path.clone())).unwrap_err();
+            assert!(matches!(error, Error::CannotCreate { .. }), "{error}");
+            assert!(error.is_usage());
+            assert!(error.to_string().contains(&path.display().to_string()));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_store_that_does_not_answer_is_given_up() {
+        // A listener that never accepts an HTTP request: the probe must end by its own deadline.
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        install_tls();
+        let store = AmazonS3Builder::new()
+            .with_bucket_name("b")
+            .with_endpoint(endpoint)
+            .with_access_key_id("x")
+            .with_secret_access_key("x")
+            .with_client_options(client_options().with_allow_http(true))
+            .with_retry(retry())
+            .build()
+            .unwrap();
+        let location = Location::parse("s3://b/p").unwrap();
+        let bucket = Bucket::from_store(location, below(store, "p"));
+        let error = bucket.probe(Duration::from_millis(200)).await.unwrap_err();
+        assert!(matches!(error, Error::NoAnswer { .. }), "{error}");
+        assert!(!error.is_usage());
+        assert!(error.to_string().contains("s3://b/p"));
+    }
+
+    #[test]
+    fn cloud_locations_open_without_a_network() {
+        for text in ["gs://b/p", "s3://b/p", "gs://b"] {
+            let location = Location::parse(text).unwrap();
+            let bucket = Bucket::open(&location).unwrap();
+            assert_eq!(bucket.location().to_string(), text);
+        }
+    }
+}
