@@ -17,6 +17,18 @@ pub enum Error {
         /// The kind as XLA names it (`TUPLE`, `MANUAL`, ...).
         kind: &'static str,
     },
+    /// A plugin program that is no persistence program.
+    #[error("Bad PluginProgram: {request:?} is not served")]
+    UnsupportedPluginProgram {
+        /// The name of the request in the program (`profileRequest`, `reshardRequest`, ...).
+        request: String,
+    },
+    /// A persistence program that is malformed.
+    #[error("Bad PluginProgram: {reason}")]
+    BadPluginProgram {
+        /// Which request and which item of it, and what is wrong.
+        reason: String,
+    },
 }
 
 impl Error {
@@ -25,8 +37,10 @@ impl Error {
     #[must_use]
     pub fn code(&self) -> Code {
         match self {
-            Self::MalformedSharding(_) => Code::InvalidArgument,
-            Self::UnsupportedSharding { .. } => Code::Unimplemented,
+            Self::MalformedSharding(_) | Self::BadPluginProgram { .. } => Code::InvalidArgument,
+            Self::UnsupportedSharding { .. } | Self::UnsupportedPluginProgram { .. } => {
+                Code::Unimplemented
+            }
         }
     }
 }
