@@ -1,1 +1,25 @@
 //! The resource manager: workers register, are watched, and give a proxy its devices.
+//!
+//! It is off the dispatch path and off the data path: a proxy asks it once for the cluster's workers and then talks to
+//! them itself. It keeps no state on disk. Device ids depend only on the workers' places (slice, task) and device
+//! counts, so a restarted resource manager gives the same ids again, and lease epochs start from the clock, so they keep
+//! growing across restarts.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | `cluster` | who is in which place, and which device ids follow from that (pure) |
+//! | `holds` | which proxy has the workers, who waits, lease epochs (pure) |
+//! | `state` | the two behind one lock, with a change signal |
+//! | `life` | one worker's registration, from Hello to its death |
+//! | `service` | the gRPC adapter |
+//! | `client` | the other side, for proxies and the command line |
+
+pub mod client;
+mod cluster;
+mod holds;
+mod life;
+mod serve;
+mod service;
+mod state;
+
+pub use serve::{Config, DEFAULT_LEASE, Error, serve};

@@ -1,0 +1,194 @@
+//! The other side of the service: a proxy's watch on its workers, and the status.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tonic::{
+    Status,
+    transport::{Channel, Endpoint},
+};
+use tracing::{info, warn};
+use waystation_proto::waystation::scheduler::{
+    AllotRequest, Allotment, SchedulerStatus, SchedulerStatusRequest,
+    resource_manager_client::ResourceManagerClient,
+};
+
+use crate::serve::{CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES};
+
+/// First pause before another try.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// Longest pause before another try.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// For the TCP connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// HTTP/2 pings, so that a vanished resource manager is noticed.
+const PING: Duration = Duration::from_secs(5);
+
+/// Why a resource manager could not be asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Not "host:port".
+    #[error("{address:?} is not a resource manager's address: give HOST:PORT")]
+    Address {
+        /// As given.
+        address: String,
+        /// Why.
+        #[source]
+        source: tonic::transport::Error,
+    },
+    /// Nobody answers there.
+    #[error("the resource manager at {address} cannot be reached")]
+    Unreachable {
+        /// As given.
+        address: String,
+        /// Why.
+        #[source]
+        source: tonic::transport::Error,
+    },
+    /// It answered with an error.
+    #[error("the resource manager at {address} refused")]
+    Refused {
+        /// As given.
+        address: String,
+        /// What it said.
+        #[source]
+        status: Box<Status>,
+    },
+}
+
+/// Asks the resource manager at `address` ("host:port") for its workers and keeps asking: the returned value is none
+/// until the first answer, then always the newest allotment.
+///
+/// While the resource manager cannot be reached the last allotment stays in place: it is off the data path, and workers
+/// are used without it. After a reconnect a new allotment comes with a greater epoch. An allotment with `epoch == 0` has
+/// no workers: another proxy holds them, `progress` says which. When this proxy is refused (another link version) that
+/// is logged and tried again, since the resource manager may be replaced by a matching one.
+///
+/// Must be called within a tokio runtime. The watch ends, and with it the hold on the workers, when `shutdown` is
+/// cancelled or every receiver is gone; the receiver's `changed` then fails. It ends at once when `address` is not one.
+pub fn watch(
+    address: String,
+    request: AllotRequest,
+    shutdown: CancellationToken,
+) -> watch::Receiver<Option<Allotment>> {
+    let (allotments, receiver) = watch::channel(None);
+    tokio::spawn(async move {
+        tokio::select! {
+            () = shutdown.cancelled() => {}
+            () = allotments.closed() => {}
+            () = follow(&address, &request, &allotments) => {}
+        }
+    });
+    receiver
+}
+
+/// The state of the resource manager at `address` ("host:port").
+///
+/// # Errors
+/// When the address is not one, when nobody answers there, or when the answer is an error.
+pub async fn status(address: &str) -> Result<SchedulerStatus, Error> {
+    let answer = connect(address)
+        .await?
+        .get_status(SchedulerStatusRequest {})
+        .await;
+    Ok(answer
+        .map_err(|status| refused(address, status))?
+        .into_inner())
+}
+
+/// Returns only when the address is of no use.
+async fn follow(
+    address: &str,
+    request: &AllotRequest,
+    allotments: &watch::Sender<Option<Allotment>>,
+) {
+    let mut pause = FIRST_PAUSE;
+    let mut said = String::new();
+    loop {
+        let error = match stream_allotments(address, request, allotments, &mut pause).await {
+            Ok(()) => "the resource manager ended the stream".to_owned(),
+            Err(error @ Error::Address { .. }) => {
+                tracing::error!(error = chain(&error), "allotment cannot be asked for");
+                return;
+            }
+            Err(error) => chain(&error),
+        };
+        // Once a reason, not once a try.
+        if error != said {
+            warn!(%error, "no allotment from the resource manager, trying again");
+            said = error;
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+async fn stream_allotments(
+    address: &str,
+    request: &AllotRequest,
+    allotments: &watch::Sender<Option<Allotment>>,
+    pause: &mut Duration,
+) -> Result<(), Error> {
+    let mut client = connect(address).await?;
+    let answer = client.allot(request.clone()).await;
+    let mut stream = answer
+        .map_err(|status| refused(address, status))?
+        .into_inner();
+    while let Some(allotment) = stream
+        .message()
+        .await
+        .map_err(|status| refused(address, status))?
+    {
+        *pause = FIRST_PAUSE;
+        info!(
+            epoch = allotment.epoch,
+            complete = allotment.complete,
+            progress = allotment.progress,
+            "allotment"
+        );
+        allotments.send_replace(Some(allotment));
+    }
+    Ok(())
+}
+
+async fn connect(address: &str) -> Result<ResourceManagerClient<Channel>, Error> {
+    let endpoint =
+        Endpoint::from_shared(format!("http://{address}")).map_err(|source| Error::Address {
+            address: address.to_owned(),
+            source,
+        })?;
+    let channel = endpoint
+        .tcp_nodelay(true)
+        .connect_timeout(CONNECT_TIMEOUT)
+        .http2_keep_alive_interval(PING)
+        .keep_alive_timeout(PING)
+        .keep_alive_while_idle(true)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .connect()
+        .await
+        .map_err(|source| Error::Unreachable {
+            address: address.to_owned(),
+            source,
+        })?;
+    Ok(ResourceManagerClient::new(channel)
+        .max_decoding_message_size(usize::MAX)
+        .max_encoding_message_size(usize::MAX))
+}
+
+fn refused(address: &str, status: Status) -> Error {
+    Error::Refused {
+        address: address.to_owned(),
+        status: Box::new(status),
+    }
+}
+
+/// The error with its sources on one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let sources = std::iter::successors(error.source(), |source| source.source());
+    sources.fold(error.to_string(), |text, source| {
+        format!("{text}: {source}")
+    })
+}

@@ -1,0 +1,108 @@
+//! Bringing the service up on a bound listener.
+
+use std::{net::TcpListener, time::Duration};
+
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::transport::{Server, server::TcpIncoming};
+use tracing::info;
+use waystation_proto::waystation::scheduler::resource_manager_server::ResourceManagerServer;
+
+use crate::{cluster::Cluster, service::Service, state::State};
+
+/// How long a silent worker counts as alive. Beats come each second; ten of them may be lost on a busy machine.
+pub const DEFAULT_LEASE: Duration = Duration::from_secs(10);
+
+/// How long streams may take to end after the shutdown signal.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(3);
+
+/// HTTP/2 windows, in bytes: tonic's defaults end sessions that have many small messages unread.
+pub(crate) const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
+/// As above, a stream.
+pub(crate) const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+
+/// What a resource manager needs.
+#[derive(Debug)]
+pub struct Config {
+    /// Bound; connections that come before [`serve`] runs wait in its backlog.
+    pub listener: TcpListener,
+    /// Slices of a full cluster, at least 1.
+    pub expected_slices: u32,
+    /// Workers of each slice; none: the first worker's `slice_tasks` decides.
+    pub workers_per_slice: Option<u32>,
+    /// How long a silent worker counts as alive.
+    pub lease: Duration,
+}
+
+impl Config {
+    /// One slice whose size its first worker tells, [`DEFAULT_LEASE`].
+    pub fn new(listener: TcpListener) -> Config {
+        Config {
+            listener,
+            expected_slices: 1,
+            workers_per_slice: None,
+            lease: DEFAULT_LEASE,
+        }
+    }
+}
+
+/// Why the resource manager could not run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The listener cannot be used.
+    #[error("the resource manager's listener cannot be used")]
+    Listener(#[source] std::io::Error),
+    /// The HTTP/2 server failed.
+    #[error("the resource manager's server failed")]
+    Server(#[source] tonic::transport::Error),
+}
+
+/// Runs the resource manager until `shutdown` is cancelled. Open streams are then ended with `UNAVAILABLE` and have three
+/// seconds to close.
+///
+/// # Errors
+/// When the listener cannot be registered with the runtime, or when the server fails.
+pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Error> {
+    config
+        .listener
+        .set_nonblocking(true)
+        .map_err(Error::Listener)?;
+    let listener = tokio::net::TcpListener::from_std(config.listener).map_err(Error::Listener)?;
+    let address = listener.local_addr().map_err(Error::Listener)?;
+    let tasks = TaskTracker::new();
+    let service = Service {
+        state: State::new(Cluster::new(
+            config.expected_slices,
+            config.workers_per_slice,
+        )),
+        lease: config.lease,
+        stop: shutdown.clone(),
+        tasks: tasks.clone(),
+    };
+    let service = ResourceManagerServer::new(service)
+        .max_decoding_message_size(usize::MAX)
+        .max_encoding_message_size(usize::MAX);
+    info!(%address, slices = config.expected_slices, workers_per_slice = config.workers_per_slice, "resource manager ready");
+    // A peer that vanished without closing its connection is found by HTTP/2 pings within the lease.
+    let server = Server::builder()
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .http2_keepalive_interval(Some(config.lease / 2))
+        .http2_keepalive_timeout(Some(config.lease / 2))
+        .add_service(service)
+        .serve_with_incoming_shutdown(
+            TcpIncoming::from(listener).with_nodelay(Some(true)),
+            shutdown.clone().cancelled_owned(),
+        );
+    let overdue = async {
+        shutdown.cancelled().await;
+        tokio::time::sleep(SHUTDOWN_GRACE).await;
+    };
+    tokio::select! {
+        served = server => served.map_err(Error::Server)?,
+        () = overdue => info!("streams were still open at the end of the grace period"),
+    }
+    tasks.close();
+    info!("resource manager stopped");
+    Ok(())
+}

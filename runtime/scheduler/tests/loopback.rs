@@ -1,0 +1,312 @@
+//! The resource manager over a real socket: workers by a hand-driven stream, proxies by the crate's own client.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy does not see that the helpers belong to tests"
+)]
+
+use std::{net::TcpListener, time::Duration};
+
+use tokio::{sync::mpsc, task::JoinHandle, time::timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Streaming};
+use waystation_proto::waystation::scheduler::{
+    AllotRequest, Allotment, Hello, WorkerInventory, WorkerOrder, WorkerReport,
+    resource_manager_client::ResourceManagerClient, worker_inventory::Device,
+    worker_report::Report,
+};
+use waystation_scheduler::{Config, client, serve};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+struct Manager {
+    address: String,
+    stop: CancellationToken,
+    served: JoinHandle<Result<(), waystation_scheduler::Error>>,
+}
+
+fn start(slices: u32, listener: TcpListener) -> Manager {
+    let address = listener.local_addr().unwrap().to_string();
+    let stop = CancellationToken::new();
+    let config = Config {
+        expected_slices: slices,
+        ..Config::new(listener)
+    };
+    let served = tokio::spawn(serve(config, stop.clone()));
+    Manager {
+        address,
+        stop,
+        served,
+    }
+}
+
+fn any_port() -> TcpListener {
+    TcpListener::bind("127.0.0.1:0").unwrap()
+}
+
+impl Manager {
+    async fn stop(self) {
+        self.stop.cancel();
+        timeout(PATIENCE, self.served)
+            .await
+            .unwrap()
+            .unwrap()
+            .unwrap();
+    }
+
+    async fn worker(&self, slice: u32) -> Worker {
+        let mut client = ResourceManagerClient::connect(format!("http://{}", self.address))
+            .await
+            .unwrap();
+        let (reports, outbound) = mpsc::channel(4);
+        let hello = Hello {
+            address: format!("worker{slice}:1"),
+            slice,
+            slice_tasks: 1,
+            link_version: waystation_proto::LINK_VERSION,
+            build_id: waystation_proto::BUILD_ID.to_owned(),
+            inventory: Some(WorkerInventory {
+                platform_name: "cpu".to_owned(),
+                devices: vec![Device::default(); 4],
+                ..WorkerInventory::default()
+            }),
+            ..Hello::default()
+        };
+        let report = WorkerReport {
+            report: Some(Report::Hello(hello)),
+        };
+        reports.send(report).await.unwrap();
+        let orders = client
+            .register(ReceiverStream::new(outbound))
+            .await
+            .unwrap()
+            .into_inner();
+        Worker {
+            _reports: reports,
+            orders,
+        }
+    }
+
+    fn proxy(&self, name: &str) -> Proxy {
+        let stop = CancellationToken::new();
+        Proxy {
+            allotments: client::watch(self.address.clone(), request(name), stop.clone()),
+            stop,
+        }
+    }
+}
+
+fn request(proxy: &str) -> AllotRequest {
+    AllotRequest {
+        link_version: waystation_proto::LINK_VERSION,
+        build_id: waystation_proto::BUILD_ID.to_owned(),
+        proxy: proxy.to_owned(),
+    }
+}
+
+struct Worker {
+    _reports: mpsc::Sender<WorkerReport>,
+    orders: Streaming<WorkerOrder>,
+}
+
+struct Proxy {
+    allotments: tokio::sync::watch::Receiver<Option<Allotment>>,
+    stop: CancellationToken,
+}
+
+impl Proxy {
+    async fn until(&mut self, wanted: impl Fn(&Allotment) -> bool) -> Allotment {
+        let seen = self
+            .allotments
+            .wait_for(|now| now.as_ref().is_some_and(&wanted));
+        timeout(PATIENCE, seen)
+            .await
+            .expect("the allotment never came")
+            .unwrap()
+            .clone()
+            .unwrap()
+    }
+}
+
+#[tokio::test]
+async fn a_proxy_sees_workers_come_go_and_come_back_under_one_epoch() {
+    let manager = start(2, any_port());
+    let mut proxy = manager.proxy("p");
+    let empty = proxy.until(|_| true).await;
+    assert!(!empty.complete);
+    assert_eq!(empty.progress, "no worker yet of 2 slice(s)");
+    assert!(empty.epoch > 0);
+
+    let mut first = manager.worker(0).await;
+    assert_eq!(
+        first
+            .orders
+            .message()
+            .await
+            .unwrap()
+            .unwrap()
+            .first_device_id,
+        0
+    );
+    proxy
+        .until(|now| now.progress == "1 of 2 workers" && now.workers.len() == 1)
+        .await;
+    let mut second = manager.worker(1).await;
+    assert_eq!(
+        second
+            .orders
+            .message()
+            .await
+            .unwrap()
+            .unwrap()
+            .first_device_id,
+        4
+    );
+    let full = proxy.until(|now| now.complete).await;
+    let ids: Vec<_> = full
+        .workers
+        .iter()
+        .map(|w| (w.address.as_str(), w.slice, w.first_device_id))
+        .collect();
+    assert_eq!(ids, [("worker0:1", 0, 0), ("worker1:1", 1, 4)]);
+    assert_eq!(full.epoch, empty.epoch);
+
+    drop(first);
+    let less = proxy.until(|now| !now.complete).await;
+    assert_eq!(less.workers.len(), 1);
+    assert_eq!(
+        (less.workers[0].slice, less.workers[0].first_device_id),
+        (1, 4)
+    );
+    let mut back = manager.worker(0).await;
+    assert_eq!(
+        back.orders
+            .message()
+            .await
+            .unwrap()
+            .unwrap()
+            .first_device_id,
+        0
+    );
+    assert_eq!(proxy.until(|now| now.complete).await.epoch, full.epoch);
+    let status = client::status(&manager.address).await.unwrap();
+    assert_eq!((status.expected_workers, status.workers.len()), (2, 2));
+    manager.stop().await;
+}
+
+#[tokio::test]
+async fn a_second_proxy_is_told_to_wait_and_gets_the_workers_under_a_greater_epoch() {
+    let manager = start(1, any_port());
+    let _worker = manager.worker(0).await;
+    let mut first = manager.proxy("first");
+    let held = first.until(|now| now.complete).await;
+    let mut second = manager.proxy("second");
+    let waiting = second.until(|_| true).await;
+    assert_eq!(
+        waiting.progress,
+        "waiting for the workers: proxy first holds them"
+    );
+    assert!(!waiting.complete && waiting.workers.is_empty() && waiting.epoch == 0);
+    first.stop.cancel();
+    let given = second.until(|now| now.complete).await;
+    assert!(
+        given.epoch > held.epoch,
+        "{} after {}",
+        given.epoch,
+        held.epoch
+    );
+    // Dropping every receiver gives the workers back too.
+    drop(second);
+    let mut third = manager.proxy("third");
+    assert!(third.until(|now| now.complete).await.epoch > given.epoch);
+    manager.stop().await;
+}
+
+#[tokio::test]
+async fn a_worker_for_a_taken_place_is_refused() {
+    let manager = start(1, any_port());
+    let mut first = manager.worker(0).await;
+    first.orders.message().await.unwrap().unwrap();
+    let refusal = manager.worker(0).await.orders.message().await.unwrap_err();
+    assert_eq!(refusal.code(), Code::FailedPrecondition);
+    assert!(
+        refusal
+            .message()
+            .contains("taken by the live worker at worker0:1"),
+        "{refusal}"
+    );
+    manager.stop().await;
+    assert_eq!(
+        first.orders.message().await.unwrap_err().code(),
+        Code::Unavailable
+    );
+}
+
+#[tokio::test]
+async fn a_proxy_of_another_link_version_is_refused_naming_both() {
+    let manager = start(1, any_port());
+    let mut client = ResourceManagerClient::connect(format!("http://{}", manager.address))
+        .await
+        .unwrap();
+    let old = AllotRequest {
+        link_version: 77,
+        build_id: "waystation 0.0.1".to_owned(),
+        ..request("old")
+    };
+    let refusal = client.allot(old).await.unwrap_err();
+    assert_eq!(refusal.code(), Code::FailedPrecondition);
+    assert!(
+        refusal
+            .message()
+            .contains("link version 77 (waystation 0.0.1)"),
+        "{refusal}"
+    );
+    assert!(
+        refusal.message().contains(waystation_proto::BUILD_ID),
+        "{refusal}"
+    );
+    manager.stop().await;
+}
+
+#[tokio::test]
+async fn a_proxy_outlives_the_resource_manager_and_its_epoch_grows() {
+    let manager = start(1, any_port());
+    let worker = manager.worker(0).await;
+    let mut proxy = manager.proxy("p");
+    let before = proxy.until(|now| now.complete).await;
+    let address = manager.address.clone();
+    manager.stop().await;
+    drop(worker);
+    assert_eq!(
+        proxy.allotments.borrow().clone(),
+        Some(before.clone()),
+        "the last allotment stays"
+    );
+
+    let manager = start(1, TcpListener::bind(&address).unwrap());
+    let _worker = manager.worker(0).await;
+    let after = proxy
+        .until(|now| now.complete && now.epoch != before.epoch)
+        .await;
+    assert!(after.epoch > before.epoch);
+    assert_eq!(
+        after.workers[0].first_device_id,
+        before.workers[0].first_device_id
+    );
+    manager.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_no_address_ends_the_watch() {
+    let stop = CancellationToken::new();
+    let mut allotments = client::watch("not an address".to_owned(), request("p"), stop);
+    assert!(
+        timeout(PATIENCE, allotments.changed())
+            .await
+            .unwrap()
+            .is_err()
+    );
+    let error = client::status("not an address").await.unwrap_err();
+    assert!(matches!(error, client::Error::Address { .. }), "{error}");
+}
