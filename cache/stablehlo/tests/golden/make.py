@@ -1,0 +1,91 @@
+"""Makes the artifacts in this folder, as JAX's client makes what it sends.
+
+Run with a Python that has JAX (made with jaxlib 0.12.0.1):  python make.py [FOLDER]
+The bytes carry this file's path and line numbers, so another run gives other bytes and the same digests.
+"""
+
+import os
+import pathlib
+import sys
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import jax.numpy as jnp
+from jax._src.interpreters import mlir as jax_mlir
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jaxlib import _jax
+from jaxlib.mlir import ir
+
+FOLDER = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else __file__).resolve()
+FOLDER = FOLDER if FOLDER.is_dir() else FOLDER.parent
+
+# Every element type an array may have, by MLIR's name.
+ELEMENTS = (
+    "i1 i2 i4 i8 i16 i32 i64 ui2 ui4 ui8 ui16 ui32 ui64 f4E2M1FN f6E2M3FN f6E3M2FN f8E3M4 f8E4M3 f8E4M3FN f8E4M3FNUZ "
+    "f8E4M3B11FNUZ f8E5M2 f8E5M2FNUZ f8E8M0FNU bf16 f16 f32 f64 complex<f32> complex<f64>"
+).split()
+
+
+def write(name, module):
+    data = _jax.mlir.serialize_portable_artifact(module, "1.16.3", True)
+    (FOLDER / f"{name}.mlirbc").write_bytes(data)
+
+
+def text(name, source):
+    with jax_mlir.make_ir_context():
+        write(name, ir.Module.parse(source))
+
+
+def program(name, function, *arguments, **options):
+    write(name, jax.jit(function, **options).lower(*arguments).compiler_ir("stablehlo"))
+
+
+def array(*shape, dtype=jnp.float32, sharding=None):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto, AxisType.Auto))
+
+
+def on(*spec):
+    return NamedSharding(mesh, PartitionSpec(*spec))
+
+
+def main():
+    arguments = ", ".join(f"%a{i}: tensor<{i}x{t}>" for i, t in enumerate(ELEMENTS))
+    text("elements", f"func.func public @main({arguments}) {{ return }}")
+    text(
+        "odd_types",
+        """module @odd {
+          func.func private @other(%a: tensor<2xf32>) -> tensor<2xf32> { return %a : tensor<2xf32> }
+          func.func public @main(%t: !stablehlo.token, %d: tensor<?x3xf32>, %p: tuple<tensor<f32>, tuple<tensor<2xi32>>>)
+              -> (!stablehlo.token, tensor<i1>) {
+            %c = stablehlo.constant dense<true> : tensor<i1>
+            return %t, %c : !stablehlo.token, tensor<i1>
+          }
+        }""",
+    )
+    text("no_main", "func.func public @other() { return }")
+
+    def step(x, y, z):
+        return x * 2 + y, z
+
+    program("donated", step, array(4, 8), array(), array(3, dtype=jnp.int8), donate_argnums=(0, 2))
+    program("unused", lambda x, y: y, array(3), array(4, dtype=jnp.int8))
+    program("kept_unused", lambda x, y: y, array(3), array(4, dtype=jnp.int8), keep_unused=True)
+    program("nothing", lambda: ())
+    program(
+        "sharded",
+        lambda x, n: (jnp.sin(x), x[:5]),
+        array(8, 12, dtype=jnp.bfloat16, sharding=on("x", "y")),
+        array(6, sharding=on(None)),
+        out_shardings=(on("x"), None),
+        donate_argnums=0,
+        keep_unused=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
