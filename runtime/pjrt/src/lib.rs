@@ -1,1 +1,58 @@
 //! Safe bindings to the PJRT C API, loaded from a plugin at run time.
+//!
+//! PJRT is the interface between a framework and an XLA backend. A backend is a shared library, the *plugin*,
+//! that exports `GetPjrtApi`; it returns a table of functions. This crate loads such a library, asks the table
+//! how long it is before it uses any slot, and offers what Waystation needs as ordinary Rust types. It is the
+//! only crate of Waystation that contains `unsafe` code; none of its public functions needs any.
+//!
+//! - [`discover`] finds a plugin by name (`cpu`, `cuda`, `tpu`) in a Python environment, or takes a path;
+//! - [`Plugin`] is a loaded library, [`Client`] a runtime with its [`Device`]s and [`Memory`]s;
+//! - [`Buffer`] is an array on one device, [`LoadedExecutable`] a program ready to run;
+//! - [`Event`] is a promise of the plugin, as a future or with a callback.
+//!
+//! # Versions
+//!
+//! Plugins of C API 0.57 and later are taken. A function that a plugin lacks gives an [`Error`] with
+//! [`Code::Unimplemented`] that names it, when it is called and not before.
+//!
+//! # Ownership and threads
+//!
+//! Each handle owns one object of the plugin, keeps its parents alive (buffer and executable their client, the
+//! client its plugin), and destroys the object once, when its last clone is dropped. A plugin is never
+//! unloaded. All handles may be used from any thread at once, as PJRT requires of plugins.
+//! Callbacks run on threads of the plugin and must be short; one that panics is reported and goes no further.
+
+#![allow(
+    unsafe_code,
+    reason = "this crate is the border to a C interface; everything unsafe of Waystation is here"
+)]
+
+mod api;
+mod buffer;
+mod client;
+mod completion;
+mod device;
+pub mod discover;
+mod element;
+mod error;
+mod event;
+mod executable;
+mod execute;
+mod host;
+mod plugin;
+mod sys;
+mod transfer;
+mod value;
+
+pub use buffer::Buffer;
+pub use client::Client;
+pub use device::{Device, Memory};
+pub use element::ElementType;
+pub use error::{Code, Error};
+pub use event::Event;
+pub use executable::{LoadedExecutable, MemoryStats};
+pub use execute::{ExecuteOptions, Execution};
+pub use host::{AlignedBytes, HostBytes};
+pub use plugin::Plugin;
+pub use transfer::ToHost;
+pub use value::OptionValue;

@@ -1,0 +1,493 @@
+//! A client: a runtime of the plugin with its devices.
+
+use crate::api;
+use crate::buffer::Buffer;
+use crate::device::{ClientId, Device, Memory, text_of};
+use crate::element::ElementType;
+use crate::error::Error;
+use crate::event::{self, RawEvent};
+use crate::executable::LoadedExecutable;
+use crate::host::{ALIGNMENT, HostBytes};
+use crate::plugin::Plugin;
+use crate::sys::{self, host_semantics};
+use crate::value::{self, OptionValue};
+use std::mem::offset_of;
+use std::ptr::{NonNull, null, null_mut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A runtime of a plugin. Clones share it; it ends when the last clone, buffer and executable of it is gone.
+#[derive(Clone)]
+pub struct Client(pub(crate) Arc<ClientInner>);
+
+pub(crate) struct ClientInner {
+    pub(crate) id: ClientId,
+    devices: Vec<Device>,
+    platform_name: String,
+    platform_version: String,
+    // Last: the object goes when all that describes it is gone.
+    raw: RawClient,
+}
+
+/// The plugin's client object, destroyed on drop.
+struct RawClient {
+    plugin: Arc<Plugin>,
+    raw: NonNull<sys::PJRT_Client>,
+}
+
+// SAFETY: PJRT clients may be used from any thread, by several at once.
+unsafe impl Send for RawClient {}
+// SAFETY: as above.
+unsafe impl Sync for RawClient {}
+
+impl Drop for RawClient {
+    fn drop(&mut self) {
+        let raw = Destroy {
+            plugin: Arc::clone(&self.plugin),
+            raw: self.raw,
+        };
+        if event::in_callback() {
+            // Destroying a client waits for the plugin's threads to end, and this is one of them.
+            std::thread::spawn(move || raw.run());
+        } else {
+            raw.run();
+        }
+    }
+}
+
+struct Destroy {
+    plugin: Arc<Plugin>,
+    raw: NonNull<sys::PJRT_Client>,
+}
+
+// SAFETY: as for `RawClient`.
+unsafe impl Send for Destroy {}
+
+impl Destroy {
+    fn run(self) {
+        let mut args = sys::PJRT_Client_Destroy_Args::new();
+        args.client = self.raw.as_ptr();
+        // SAFETY: the client is live and its last owner gives it up; buffers and executables own it too.
+        if let Err(error) = unsafe { self.plugin.api().call(&mut args) } {
+            tracing::warn!(%error, "a client was not destroyed");
+        }
+    }
+}
+
+impl ClientInner {
+    pub(crate) fn plugin(&self) -> &Arc<Plugin> {
+        &self.raw.plugin
+    }
+
+    pub(crate) fn api(&self) -> &crate::api::Api {
+        self.raw.plugin.api()
+    }
+
+    pub(crate) fn raw(&self) -> *mut sys::PJRT_Client {
+        self.raw.raw.as_ptr()
+    }
+
+    /// Refuses what belongs to another client: the plugin would take its handle for one of its own.
+    pub(crate) fn owns(&self, other: ClientId, function: &'static str) -> Result<(), Error> {
+        if other == self.id {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            function,
+            "an argument belongs to another client",
+        ))
+    }
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Client")
+            .field("plugin", self.plugin())
+            .field("platform", &self.platform_name())
+            .field("devices", &self.devices().len())
+            .finish()
+    }
+}
+
+impl Client {
+    /// Starts a runtime. Which options exist is the plugin's matter; an unknown one is an error of most.
+    ///
+    /// The CPU plugin of `lammps-jax-pjrt-cpu` takes `cpu_device_count` (an integer); those of
+    /// `fastatomstruct-xla-cpu` and `xla-cpu-pjrt` take no options.
+    ///
+    /// # Errors
+    ///
+    /// What the plugin reports, such as an unknown option or missing hardware.
+    pub fn create(plugin: &Arc<Plugin>, options: &[(String, OptionValue)]) -> Result<Self, Error> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let api = plugin.api();
+        let options = value::to_raw(options);
+        let mut args = sys::PJRT_Client_Create_Args::new();
+        args.create_options = options.as_ptr();
+        args.num_options = options.len();
+        // SAFETY: the options live across the call, and the callbacks are null as is allowed.
+        unsafe { api.call(&mut args)? };
+        let raw = NonNull::new(args.client)
+            .ok_or_else(|| Error::contract("PJRT_Client_Create", "returned no client"))?;
+        // From here on the client is destroyed whatever fails.
+        let raw = RawClient {
+            plugin: Arc::clone(plugin),
+            raw,
+        };
+        let id = ClientId(NEXT.fetch_add(1, Ordering::Relaxed));
+        let client = raw.raw.as_ptr();
+
+        let mut args = sys::PJRT_Client_AddressableDevices_Args::new();
+        args.client = client;
+        // SAFETY: the client is live.
+        unsafe { api.call(&mut args)? };
+        // SAFETY: the list lives as long as the client.
+        let devices = unsafe { api::slice(args.devices, args.num_devices) }
+            .iter()
+            // SAFETY: the plugin has just listed it.
+            .map(|device| unsafe { Device::describe(api, id, *device) })
+            .collect::<Result<Vec<_>, _>>()?;
+        let platform_name = text_of!(
+            api,
+            PJRT_Client_PlatformName_Args,
+            client = client,
+            platform_name,
+            platform_name_size
+        );
+        let platform_version = text_of!(
+            api,
+            PJRT_Client_PlatformVersion_Args,
+            client = client,
+            platform_version,
+            platform_version_size
+        );
+        Ok(Self(Arc::new(ClientInner {
+            id,
+            devices,
+            platform_name,
+            platform_version,
+            raw,
+        })))
+    }
+
+    /// The plugin that this client came from.
+    #[must_use]
+    pub fn plugin(&self) -> &Arc<Plugin> {
+        self.0.plugin()
+    }
+
+    /// Platform, such as `cpu`, `cuda`, `tpu`.
+    #[must_use]
+    pub fn platform_name(&self) -> &str {
+        &self.0.platform_name
+    }
+
+    /// Version text of the platform, in the plugin's own form.
+    #[must_use]
+    pub fn platform_version(&self) -> &str {
+        &self.0.platform_version
+    }
+
+    /// Devices that this process can use, in the plugin's order.
+    #[must_use]
+    pub fn devices(&self) -> &[Device] {
+        &self.0.devices
+    }
+
+    /// Compiles `program` and loads it on the devices that `options` name. Blocks for as long as that takes.
+    ///
+    /// `format` is `mlir` (StableHLO as text, bytecode or portable artifact) or `hlo` (`HloModuleProto`);
+    /// `options` is a serialised `xla.CompileOptionsProto`.
+    ///
+    /// # Errors
+    ///
+    /// What the plugin reports.
+    pub fn compile(
+        &self,
+        program: &[u8],
+        format: &str,
+        options: &[u8],
+    ) -> Result<LoadedExecutable, Error> {
+        let program = sys::PJRT_Program {
+            struct_size: size_of::<sys::PJRT_Program>(),
+            extension_start: null_mut(),
+            code: program.as_ptr().cast_mut().cast(),
+            code_size: program.len(),
+            format: format.as_ptr().cast(),
+            format_size: format.len(),
+        };
+        let mut args = sys::PJRT_Client_Compile_Args::new();
+        args.client = self.0.raw();
+        args.program = &raw const program;
+        args.compile_options = options.as_ptr().cast();
+        args.compile_options_size = options.len();
+        // SAFETY: the client is live; program and options live across the call and are only read.
+        unsafe {
+            self.0.api().call(&mut args)?;
+            LoadedExecutable::take(&self.0, args.executable, "PJRT_Client_Compile")
+        }
+    }
+
+    /// Loads an executable that [`LoadedExecutable::serialize`] of the same build of the plugin wrote.
+    ///
+    /// With `overridden_options`, a serialised `xla.CompileOptionsProto`, it is loaded under these instead of those
+    /// it was compiled with, on the devices that they name.
+    ///
+    /// # Errors
+    ///
+    /// What the plugin reports; [`crate::Code::Unimplemented`] for `overridden_options` on a plugin before API 0.71.
+    pub fn deserialize(
+        &self,
+        bytes: &[u8],
+        overridden_options: Option<&[u8]>,
+    ) -> Result<LoadedExecutable, Error> {
+        const FUNCTION: &str = "PJRT_Executable_DeserializeAndLoad";
+        let mut args = sys::PJRT_Executable_DeserializeAndLoad_Args::new();
+        args.client = self.0.raw();
+        args.serialized_executable = bytes.as_ptr().cast();
+        args.serialized_executable_size = bytes.len();
+        if let Some(options) = overridden_options {
+            // An older plugin would not see the field, and load for the wrong devices.
+            if self.plugin().api_version() < (0, 71) {
+                return Err(Error::own(
+                    crate::Code::Unimplemented,
+                    FUNCTION,
+                    "this plugin is older than API 0.71 and cannot load an executable for other devices \
+                     than those it was compiled for",
+                ));
+            }
+            args.overridden_serialized_compile_options = options.as_ptr().cast();
+            args.overridden_serialized_compile_options_size = options.len();
+        }
+        // SAFETY: the client is live; bytes and options live across the call and are only read.
+        unsafe {
+            self.0.api().call(&mut args)?;
+            LoadedExecutable::take(&self.0, args.loaded_executable, FUNCTION)
+        }
+    }
+
+    /// Makes an array in `memory` from host bytes.
+    ///
+    /// `dims` may hold zeros and may be empty (a scalar). Without `byte_strides` the bytes are dense and row-major;
+    /// with them, each dimension has its step in bytes, which may be negative: then the host's first byte is the
+    /// lowest address used, not that of the element at index zero. Element types narrower than a byte take a whole
+    /// byte each ([`ElementType::host_bytes`]). More bytes than needed are allowed.
+    ///
+    /// The plugin may keep using `host` as long as the buffer lives, without a copy, if its bytes start at a
+    /// multiple of 64; `host` is dropped when the plugin is done with it.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::Code::InvalidArgument`] if the bytes do not hold such an array or the memory is another client's; else
+    /// what the plugin reports.
+    pub fn buffer_from_host(
+        &self,
+        host: HostBytes,
+        ty: ElementType,
+        dims: &[i64],
+        byte_strides: Option<&[i64]>,
+        memory: &Memory,
+    ) -> Result<Buffer, Error> {
+        const FUNCTION: &str = "PJRT_Client_BufferFromHostBuffer";
+        self.0.owns(memory.client, FUNCTION)?;
+        let bytes = (*host).as_ref();
+        let start = first_element(bytes.len(), ty, dims, byte_strides)?;
+        let data = bytes.as_ptr().wrapping_add(start);
+        let aligned = data.align_offset(ALIGNMENT) == 0;
+
+        let mut args = sys::PJRT_Client_BufferFromHostBuffer_Args::new();
+        args.client = self.0.raw();
+        args.data = data.cast();
+        args.element_type = ty.number();
+        args.dims = dims.as_ptr();
+        args.num_dims = dims.len();
+        args.byte_strides = byte_strides.map_or(null(), <[i64]>::as_ptr);
+        args.num_byte_strides = byte_strides.map_or(0, <[i64]>::len);
+        args.host_buffer_semantics = if aligned {
+            host_semantics::IMMUTABLE_ZERO_COPY
+        } else {
+            host_semantics::IMMUTABLE_UNTIL_TRANSFER_COMPLETES
+        };
+        args.device = memory.device;
+        args.memory = memory.raw;
+        // SAFETY: the client, device and memory are live and belong together; the bytes at `data` reach as far as
+        // type, dims and strides say (`first_element`), are immutable, and live until the event below is ready.
+        unsafe { self.0.api().call(&mut args)? };
+        // SAFETY: both come from the call just made, which handed them over.
+        let (done, buffer) = unsafe {
+            let done = RawEvent::take(self.plugin(), args.done_with_host_buffer, FUNCTION);
+            (done, Buffer::take(&self.0, args.buffer, FUNCTION))
+        };
+        match done {
+            Ok(done) => {
+                if let Err((_, done, host)) = done.on_ready({
+                    let host = Arc::clone(&host);
+                    move |_| drop(host)
+                }) {
+                    // Nobody will tell when the bytes may go, so they stay.
+                    std::mem::forget((done, host));
+                }
+            }
+            Err(error) => {
+                std::mem::forget(host);
+                return Err(error);
+            }
+        }
+        buffer
+    }
+
+    /// The layout that the plugin gives an array where nothing else is asked, as XLA writes it, such as `{1,0}`.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::Code::Unimplemented`] if the plugin has no layouts extension; else what the plugin reports.
+    pub fn default_layout(&self, ty: ElementType, dims: &[i64]) -> Result<String, Error> {
+        let api = self.0.api();
+        let mut args = sys::PJRT_Layouts_PJRT_Client_GetDefaultLayout_Args::new();
+        args.client = self.0.raw();
+        args.element_type = ty.number();
+        args.dims = dims.as_ptr();
+        args.num_dims = dims.len();
+        // SAFETY: the client is live and the dims live across the call.
+        unsafe { api.call_layouts(&mut args)? };
+        let layout = args.layout;
+
+        let mut args = sys::PJRT_Layouts_MemoryLayout_Serialize_Args::new();
+        args.layout = layout;
+        // SAFETY: the layout has just been handed over; the text lives until the deleter is called.
+        let text = unsafe {
+            api.call_layouts(&mut args).map(|()| {
+                let text = api::text(args.serialized_bytes, args.serialized_bytes_size);
+                if let Some(delete) = args.serialized_layout_deleter {
+                    delete(args.serialized_layout);
+                }
+                text
+            })
+        };
+        let mut args = sys::PJRT_Layouts_MemoryLayout_Destroy_Args::new();
+        args.layout = layout;
+        // SAFETY: the layout is ours and not used after this.
+        unsafe { api.call_layouts(&mut args)? };
+        text
+    }
+}
+
+/// Offset in the host's bytes of the element at index zero, once it is clear that every element lies within.
+fn first_element(
+    len: usize,
+    ty: ElementType,
+    dims: &[i64],
+    byte_strides: Option<&[i64]>,
+) -> Result<usize, Error> {
+    const FUNCTION: &str = "PJRT_Client_BufferFromHostBuffer";
+    if let Some(negative) = dims.iter().find(|dim| **dim < 0) {
+        return Err(Error::invalid(
+            FUNCTION,
+            format!("an array cannot have a dimension of {negative}"),
+        ));
+    }
+    let too_large = || {
+        Error::invalid(
+            FUNCTION,
+            format!("an array of {ty:?}{dims:?} is larger than any memory"),
+        )
+    };
+    let width = i128::try_from(ty.host_bytes()).map_err(|_| too_large())?;
+    let mut count = 1_i128;
+    for dim in dims {
+        // Zero anywhere makes the whole array empty, but the other dims must still be sane.
+        count = count.checked_mul(i128::from(*dim)).ok_or_else(too_large)?;
+    }
+    let Some(strides) = byte_strides else {
+        let needed = count.checked_mul(width).ok_or_else(too_large)?;
+        return within(len, ty, dims, needed).map(|()| 0);
+    };
+    if strides.len() != dims.len() {
+        return Err(Error::invalid(
+            FUNCTION,
+            format!(
+                "{} byte strides do not fit {} dimensions",
+                strides.len(),
+                dims.len()
+            ),
+        ));
+    }
+    if count == 0 {
+        return Ok(0);
+    }
+    let (mut below, mut above) = (0_i128, 0_i128);
+    for (dim, stride) in dims.iter().zip(strides) {
+        // At most 2^63 * 2^63 each; dims.len() of them stay far below the limit of 128 bits for any sane rank,
+        // and the sum is checked all the same.
+        let reach = (i128::from(*dim) - 1) * i128::from(*stride);
+        let side = if reach < 0 { &mut below } else { &mut above };
+        *side = side.checked_add(reach).ok_or_else(too_large)?;
+    }
+    let needed = above
+        .checked_sub(below)
+        .and_then(|span| span.checked_add(width))
+        .ok_or_else(too_large)?;
+    within(len, ty, dims, needed)?;
+    usize::try_from(-below).map_err(|_| too_large())
+}
+
+fn within(len: usize, ty: ElementType, dims: &[i64], needed: i128) -> Result<(), Error> {
+    if i128::try_from(len).is_ok_and(|len| needed <= len) {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "PJRT_Client_BufferFromHostBuffer",
+        format!("an array of {ty:?}{dims:?} takes {needed} bytes on the host and {len} were given"),
+    ))
+}
+
+// The struct's exact size is what plugins compare.
+const _: () = assert!(
+    size_of::<sys::PJRT_Program>()
+        == offset_of!(sys::PJRT_Program, format_size) + size_of::<usize>()
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Code;
+
+    fn first(len: usize, dims: &[i64], strides: Option<&[i64]>) -> Result<usize, Code> {
+        first_element(len, ElementType::F32, dims, strides).map_err(|error| error.code())
+    }
+
+    #[test]
+    fn dense_arrays_need_all_their_bytes() {
+        assert_eq!(first(24, &[2, 3], None), Ok(0));
+        assert_eq!(first(23, &[2, 3], None), Err(Code::InvalidArgument));
+        assert_eq!(first(4, &[], None), Ok(0));
+        assert_eq!(first(3, &[], None), Err(Code::InvalidArgument));
+        assert_eq!(first(0, &[0, 1 << 40], None), Ok(0));
+        assert_eq!(first(0, &[-1], None), Err(Code::InvalidArgument));
+        assert_eq!(
+            first(8, &[i64::MAX, i64::MAX, i64::MAX], None),
+            Err(Code::InvalidArgument)
+        );
+    }
+
+    #[test]
+    fn strides_reach_as_far_as_they_say() {
+        // Every second row of four.
+        assert_eq!(first(36, &[2, 3], Some(&[24, 4])), Ok(0));
+        assert_eq!(
+            first(35, &[2, 3], Some(&[24, 4])),
+            Err(Code::InvalidArgument)
+        );
+        // Backwards: index zero is the last.
+        assert_eq!(first(12, &[3], Some(&[-4])), Ok(8));
+        assert_eq!(first(11, &[3], Some(&[-4])), Err(Code::InvalidArgument));
+        // Broadcast.
+        assert_eq!(first(4, &[1000], Some(&[0])), Ok(0));
+        assert_eq!(
+            first(4, &[2], Some(&[i64::MAX])),
+            Err(Code::InvalidArgument)
+        );
+        assert_eq!(first(4, &[2], Some(&[4, 4])), Err(Code::InvalidArgument));
+        assert_eq!(first(0, &[0], Some(&[4])), Ok(0));
+    }
+}
