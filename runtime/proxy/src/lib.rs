@@ -1,1 +1,25 @@
-//! The IFRT proxy server: sessions, handles, ordering, host buffers.
+//! The IFRT proxy server: what a JAX process talks to.
+//!
+//! One request's way: `front` (gRPC) -> `session` (one client: handles, order, asynchronous replies) ->
+//! `link` (the op stream to a worker). The proxy holds metadata only (D4): shapes, shardings and which worker holds
+//! which shard. Bytes pass through in frames: host buffers that wait for their array are kept up to a memory bound
+//! and beyond it in an unlinked file (`host_buffers`), fetches are relayed and never kept.
+
+mod array;
+mod cluster;
+mod config;
+mod convert;
+mod counters;
+mod error;
+mod front;
+mod host_buffers;
+mod link;
+mod serve;
+mod session;
+mod status;
+mod status_page;
+mod version;
+
+pub use config::{Config, DEFAULT_HOST_BUFFER_MEMORY_BYTES};
+pub use error::Error;
+pub use serve::serve;

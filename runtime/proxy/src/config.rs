@@ -1,0 +1,34 @@
+//! What a proxy is told at start. Only the CLI reads the environment (D10).
+
+use std::net::TcpListener;
+
+/// Host buffers kept in memory before the rest goes to an unlinked file, in bytes.
+pub const DEFAULT_HOST_BUFFER_MEMORY_BYTES: u64 = 2 << 30;
+
+/// Settings of one proxy process.
+#[derive(Debug)]
+pub struct Config {
+    /// Bound socket for the IFRT proxy service.
+    pub listener: TcpListener,
+    /// Bound socket for `GET /status`; `None` serves no status page.
+    pub status_listener: Option<TcpListener>,
+    /// `host:port` of the resource manager.
+    pub resource_manager: String,
+    /// Upper bound, in bytes, of host buffers waiting in memory; what comes above it waits in an unlinked file.
+    pub host_buffer_memory_bytes: u64,
+    /// `--xla_*` flags of the command line, carried by each compile.
+    pub xla_flags: Vec<String>,
+}
+
+impl Config {
+    /// A configuration with every limit at its default.
+    pub fn new(listener: TcpListener, resource_manager: String) -> Self {
+        Self {
+            listener,
+            status_listener: None,
+            resource_manager,
+            host_buffer_memory_bytes: DEFAULT_HOST_BUFFER_MEMORY_BYTES,
+            xla_flags: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Counters of one proxy process, shown by the status page.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use serde::Serialize;
+
+/// Monotonic counts since the start, gauges named so.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    /// Bytes of host buffers that clients stored.
+    pub(crate) stored_bytes: AtomicU64,
+    /// Bytes of array contents that clients looked up.
+    pub(crate) fetched_bytes: AtomicU64,
+    /// Gauge: host-buffer bytes waiting in memory.
+    pub(crate) host_buffer_memory_bytes: AtomicU64,
+    /// Host-buffer bytes that went to a temporary file.
+    pub(crate) host_buffer_spilled_bytes: AtomicU64,
+    /// Gauge.
+    pub(crate) sessions: AtomicU64,
+    /// Sessions since the start.
+    pub(crate) sessions_total: AtomicU64,
+    /// Requests on session streams.
+    pub(crate) requests: AtomicU64,
+    /// Executes forwarded to workers.
+    pub(crate) executes: AtomicU64,
+    /// Compile requests.
+    pub(crate) compile_requests: AtomicU64,
+}
+
+/// What `GET /status` shows of the counters.
+#[derive(Debug, Serialize)]
+pub(crate) struct Snapshot {
+    stored_bytes: u64,
+    fetched_bytes: u64,
+    host_buffer_memory_bytes: u64,
+    host_buffer_spilled_bytes: u64,
+    sessions: u64,
+    sessions_total: u64,
+    requests: u64,
+    executes: u64,
+    compile_requests: u64,
+}
+
+impl Counters {
+    /// Adds to a counter.
+    pub(crate) fn add(counter: &AtomicU64, n: u64) {
+        counter.fetch_add(n, Relaxed);
+    }
+
+    /// Takes from a gauge.
+    pub(crate) fn sub(gauge: &AtomicU64, n: u64) {
+        gauge.fetch_sub(n, Relaxed);
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let get = |counter: &AtomicU64| counter.load(Relaxed);
+        Snapshot {
+            stored_bytes: get(&self.stored_bytes),
+            fetched_bytes: get(&self.fetched_bytes),
+            host_buffer_memory_bytes: get(&self.host_buffer_memory_bytes),
+            host_buffer_spilled_bytes: get(&self.host_buffer_spilled_bytes),
+            sessions: get(&self.sessions),
+            sessions_total: get(&self.sessions_total),
+            requests: get(&self.requests),
+            executes: get(&self.executes),
+            compile_requests: get(&self.compile_requests),
+        }
+    }
+}

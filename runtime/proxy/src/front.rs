@@ -1,0 +1,269 @@
+//! The gRPC service that a JAX process dials.
+
+use std::{
+    collections::HashMap,
+    hash::{BuildHasher as _, RandomState},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use bytes::Bytes;
+use futures::{StreamExt as _, stream::BoxStream};
+use prost::Message as _;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, Streaming};
+use waystation_proto::{
+    waystation::worker::FetchDataRequest,
+    xla::ifrt::proxy::{
+        GrpcGetVersionRequest, GrpcGetVersionResponse, GrpcHostBufferDeleteRequest,
+        GrpcHostBufferDeleteResponse, GrpcHostBufferLookupRequest, GrpcHostBufferLookupResponse,
+        GrpcHostBufferReadFromDiskRequest, GrpcHostBufferReadFromDiskResponse,
+        GrpcHostBufferStoreMetadata, GrpcHostBufferStoreRequest, GrpcHostBufferStoreResponse,
+        IfrtRequest, IfrtResponse, grpc_ifrt_service_server::GrpcIfrtService,
+    },
+};
+
+use crate::{
+    counters::Counters,
+    host_buffers::{HostBuffers, HostMemory, Outgoing},
+    link::FRAME_BYTES,
+    session::{REPLY_QUEUE, Session, Shared},
+    status, version,
+};
+
+/// Metadata keys of the protocol.
+const STORE_METADATA: &str = "ifrt-proxy-grpc-host-buffer-store-metadata-bin";
+
+/// The host buffers of all sessions, by session id.
+type Sessions = Arc<Mutex<HashMap<u64, Arc<HostBuffers>>>>;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing that holds these locks can panic half-way through a change.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct Front {
+    shared: Arc<Shared>,
+    memory: Arc<HostMemory>,
+    sessions: Sessions,
+    shutdown: CancellationToken,
+    session_ids: RandomState,
+}
+
+impl Front {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        memory: HostMemory,
+        shutdown: CancellationToken,
+    ) -> Self {
+        Self {
+            shared,
+            memory: Arc::new(memory),
+            sessions: Sessions::default(),
+            shutdown,
+            session_ids: RandomState::new(),
+        }
+    }
+
+    /// Registers a session under a number that another client cannot guess: it is all that guards its host buffers.
+    fn open_session(&self, buffers: &Arc<HostBuffers>) -> OpenSession {
+        let mut sessions = lock(&self.sessions);
+        let mut n = self.shared.ids.next();
+        let id = loop {
+            let id = self.session_ids.hash_one(n);
+            if id != 0 && !sessions.contains_key(&id) {
+                break id;
+            }
+            n += 1;
+        };
+        sessions.insert(id, Arc::clone(buffers));
+        Counters::add(&self.shared.counters.sessions, 1);
+        Counters::add(&self.shared.counters.sessions_total, 1);
+        OpenSession {
+            id,
+            sessions: Arc::clone(&self.sessions),
+            counters: Arc::clone(&self.shared.counters),
+        }
+    }
+
+    fn buffers(&self, session: u64) -> Result<Arc<HostBuffers>, Status> {
+        lock(&self.sessions)
+            .get(&session)
+            .cloned()
+            .ok_or_else(|| Status::invalid_argument(format!("unknown session {session}")))
+    }
+
+    /// Waits until the workers are there.
+    async fn cluster_ready(&self) -> Result<(), Status> {
+        let mut cluster = self.shared.cluster.clone();
+        let waiting = cluster.borrow().1.clone();
+        if cluster.borrow().0.is_none() {
+            tracing::info!(progress = %waiting, "a client waits for the workers");
+        }
+        tokio::select! {
+            ready = cluster.wait_for(|(cluster, _)| cluster.is_some()) => {
+                ready.map(|_| ()).map_err(|_| Status::unavailable("the proxy is shutting down"))
+            }
+            () = self.shutdown.cancelled() => Err(Status::unavailable("the proxy is shutting down")),
+        }
+    }
+}
+
+/// A session's place in the table, given up when dropped.
+struct OpenSession {
+    id: u64,
+    sessions: Sessions,
+    counters: Arc<Counters>,
+}
+
+impl Drop for OpenSession {
+    fn drop(&mut self) {
+        lock(&self.sessions).remove(&self.id);
+        Counters::sub(&self.counters.sessions, 1);
+    }
+}
+
+#[tonic::async_trait]
+impl GrpcIfrtService for Front {
+    type IfrtSessionStream = ReceiverStream<Result<IfrtResponse, Status>>;
+    type HostBufferLookupStream = BoxStream<'static, Result<GrpcHostBufferLookupResponse, Status>>;
+
+    async fn get_version(
+        &self,
+        request: Request<GrpcGetVersionRequest>,
+    ) -> Result<Response<GrpcGetVersionResponse>, Status> {
+        let version = version::negotiate(request.get_ref()).inspect_err(|status| {
+            tracing::warn!(reason = %status.message(), "client refused");
+        })?;
+        Ok(Response::new(GrpcGetVersionResponse {
+            version: Some(version),
+        }))
+    }
+
+    async fn ifrt_session(
+        &self,
+        request: Request<Streaming<IfrtRequest>>,
+    ) -> Result<Response<Self::IfrtSessionStream>, Status> {
+        self.cluster_ready().await?;
+        let buffers = Arc::new(HostBuffers::new(Arc::clone(&self.memory)));
+        let open = self.open_session(&buffers);
+        let (replies, stream) = mpsc::channel(REPLY_QUEUE);
+        let session = Session::new(Arc::clone(&self.shared), open.id, buffers, replies);
+        let shutdown = self.shutdown.clone();
+        tracing::info!(session = open.id, "session opened");
+        // Ends with the client's stream or the proxy; dropping the session then frees what it held.
+        tokio::spawn(async move {
+            tokio::select! {
+                () = session.run(request.into_inner()) => {}
+                () = shutdown.cancelled() => {}
+            }
+            tracing::info!(session = open.id, "session closed");
+            drop(open);
+        });
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    async fn host_buffer_store(
+        &self,
+        request: Request<Streaming<GrpcHostBufferStoreRequest>>,
+    ) -> Result<Response<GrpcHostBufferStoreResponse>, Status> {
+        let metadata = request
+            .metadata()
+            .get_bin(STORE_METADATA)
+            .and_then(|value| value.to_bytes().ok())
+            .ok_or_else(|| {
+                Status::invalid_argument(format!("HostBufferStore without {STORE_METADATA}"))
+            })?;
+        let metadata = GrpcHostBufferStoreMetadata::decode(metadata)
+            .map_err(|e| Status::invalid_argument(format!("malformed {STORE_METADATA}: {e}")))?;
+        let size = u64::try_from(metadata.buffer_size).map_err(|_| {
+            Status::invalid_argument(format!("a host buffer of {} bytes", metadata.buffer_size))
+        })?;
+        let store = self
+            .buffers(metadata.session_id)?
+            .store(metadata.handle, size)
+            .map_err(|e| status::to_tonic(&e))?;
+        let mut chunks = request.into_inner();
+        while let Some(chunk) = chunks.next().await {
+            let data = chunk?.data;
+            Counters::add(&self.shared.counters.stored_bytes, data.len() as u64);
+            store.push(data).await.map_err(|e| status::to_tonic(&e))?;
+        }
+        store.finish().map_err(|e| status::to_tonic(&e))?;
+        Ok(Response::new(GrpcHostBufferStoreResponse {}))
+    }
+
+    async fn host_buffer_lookup(
+        &self,
+        request: Request<GrpcHostBufferLookupRequest>,
+    ) -> Result<Response<Self::HostBufferLookupStream>, Status> {
+        let request = request.into_inner();
+        let outgoing = self
+            .buffers(request.session_id)?
+            .lookup(request.handle)
+            .map_err(|e| status::to_tonic(&e))?;
+        Counters::add(&self.shared.counters.fetched_bytes, outgoing.size_bytes);
+        let stream = match &outgoing.inline {
+            Some(bytes) => inline(bytes.clone()),
+            None => relay(outgoing).await?,
+        };
+        Ok(Response::new(stream))
+    }
+
+    async fn host_buffer_delete(
+        &self,
+        request: Request<GrpcHostBufferDeleteRequest>,
+    ) -> Result<Response<GrpcHostBufferDeleteResponse>, Status> {
+        let request = request.into_inner();
+        self.buffers(request.session_id)?
+            .delete(request.handle)
+            .map_err(|e| status::to_tonic(&e))?;
+        Ok(Response::new(GrpcHostBufferDeleteResponse {}))
+    }
+
+    async fn host_buffer_read_from_disk(
+        &self,
+        _request: Request<GrpcHostBufferReadFromDiskRequest>,
+    ) -> Result<Response<GrpcHostBufferReadFromDiskResponse>, Status> {
+        Err(Status::unimplemented(
+            "HostBufferReadFromDisk is not served by this Waystation; unset \
+             IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_THRESHOLD_BYTES in the client",
+        ))
+    }
+}
+
+/// Small contents, in one message.
+fn inline(data: Bytes) -> BoxStream<'static, Result<GrpcHostBufferLookupResponse, Status>> {
+    debug_assert!(data.len() <= FRAME_BYTES);
+    futures::stream::once(async move { Ok(GrpcHostBufferLookupResponse { data }) }).boxed()
+}
+
+/// The worker's frames as they come; HTTP/2 slows the worker down to the client's speed. The transfer lives until the
+/// stream's end, even when the client deletes the buffer meanwhile.
+async fn relay(
+    outgoing: Arc<Outgoing>,
+) -> Result<BoxStream<'static, Result<GrpcHostBufferLookupResponse, Status>>, Status> {
+    let request = FetchDataRequest {
+        epoch: outgoing.link.epoch,
+        transfer: outgoing.transfer,
+    };
+    let lost = |outgoing: &Outgoing, e: &Status| {
+        status::to_tonic(&status::from_worker(&outgoing.link.name, e))
+    };
+    let frames = outgoing
+        .link
+        .data()
+        .fetch_data(request)
+        .await
+        .map_err(|e| lost(&outgoing, &e))?
+        .into_inner();
+    Ok(frames
+        .map(move |frame| match frame {
+            Ok(frame) => Ok(GrpcHostBufferLookupResponse { data: frame.data }),
+            Err(e) => Err(lost(&outgoing, &e)),
+        })
+        .boxed())
+}

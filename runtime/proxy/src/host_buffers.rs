@@ -1,0 +1,465 @@
+//! Host bytes on their way in and out, by session and the client's handle.
+//!
+//! In: a store and the array that is made of it come over different connections in either order. Chunks are kept as they
+//! came; a reader follows them while they still come, so a big put flows through. Chunks beyond the memory bound go to
+//! an unlinked temporary file, so that stores never make the control stream wait.
+//!
+//! Out: only where the bytes lie (a worker's transfer) is kept; lookups relay them.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    io,
+    os::unix::fs::FileExt as _,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+use bytes::Bytes;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+
+use crate::{
+    counters::Counters,
+    link::Link,
+    status::{self, Status},
+};
+
+/// The unit in which memory is counted, in bytes: semaphores count in u32.
+const UNIT_BYTES: usize = 4096;
+/// Buffers of one session at a time, waiting to be consumed. The client has 64 stores in flight at most.
+const MAX_BUFFERS: usize = 1 << 16;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing that holds these locks can panic half-way through a change.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The memory all sessions share for waiting host buffers.
+#[derive(Debug)]
+pub(crate) struct HostMemory {
+    units: Arc<Semaphore>,
+    counters: Arc<Counters>,
+}
+
+/// Memory taken from the bound; given back when dropped.
+#[derive(Debug)]
+struct Held {
+    _units: OwnedSemaphorePermit,
+    bytes: usize,
+    counters: Arc<Counters>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        Counters::sub(&self.counters.host_buffer_memory_bytes, self.bytes as u64);
+    }
+}
+
+impl HostMemory {
+    pub(crate) fn new(bytes: u64, counters: Arc<Counters>) -> Self {
+        let units = usize::try_from(bytes).unwrap_or(usize::MAX) / UNIT_BYTES;
+        Self {
+            units: Arc::new(Semaphore::new(units.min(Semaphore::MAX_PERMITS))),
+            counters,
+        }
+    }
+
+    fn try_hold(&self, bytes: usize) -> Option<Held> {
+        let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).ok()?;
+        let permit = Arc::clone(&self.units).try_acquire_many_owned(units).ok()?;
+        Counters::add(&self.counters.host_buffer_memory_bytes, bytes as u64);
+        Some(Held {
+            _units: permit,
+            bytes,
+            counters: Arc::clone(&self.counters),
+        })
+    }
+}
+
+#[derive(Debug)]
+enum Chunk {
+    Memory {
+        bytes: Bytes,
+        _held: Held,
+    },
+    File {
+        file: Arc<File>,
+        offset: u64,
+        len: usize,
+    },
+}
+
+#[derive(Debug, Default)]
+struct Contents {
+    chunks: Vec<Chunk>,
+    received: u64,
+    /// Set when all is there, or never will be.
+    end: Option<Result<(), Status>>,
+    spill: Option<Arc<File>>,
+    spilled: u64,
+}
+
+/// A host buffer that a client stores.
+#[derive(Debug, Default)]
+pub(crate) struct Incoming {
+    /// Total size in bytes, known once the store has begun.
+    size: Mutex<Option<u64>>,
+    contents: Mutex<Contents>,
+    grown: Notify,
+    /// An array took it: it leaves the table with its store's end.
+    taken: AtomicBool,
+}
+
+impl Incoming {
+    /// Waits for the next chunk; `None` at the end. Cancel-safe.
+    pub(crate) async fn chunk(&self, index: usize) -> Result<Option<Bytes>, Status> {
+        loop {
+            // Registered before the look, so that no wake-up is lost.
+            let grown = self.grown.notified();
+            tokio::pin!(grown);
+            grown.as_mut().enable();
+            let found = {
+                let contents = lock(&self.contents);
+                match contents.chunks.get(index) {
+                    Some(Chunk::Memory { bytes, .. }) => return Ok(Some(bytes.clone())),
+                    Some(Chunk::File { file, offset, len }) => {
+                        Some((Arc::clone(file), *offset, *len))
+                    }
+                    None => match &contents.end {
+                        Some(Ok(())) => return Ok(None),
+                        Some(Err(e)) => return Err(e.clone()),
+                        None => None,
+                    },
+                }
+            };
+            match found {
+                Some((file, offset, len)) => return read_back(file, offset, len).await.map(Some),
+                None => grown.await,
+            }
+        }
+    }
+
+    /// Waits until the store has begun, and gives the size it announced.
+    pub(crate) async fn size(&self) -> Result<u64, Status> {
+        loop {
+            let grown = self.grown.notified();
+            tokio::pin!(grown);
+            grown.as_mut().enable();
+            if let Some(size) = *lock(&self.size) {
+                return Ok(size);
+            }
+            if let Some(Err(e)) = &lock(&self.contents).end {
+                return Err(e.clone());
+            }
+            grown.await;
+        }
+    }
+
+    /// All bytes where they are here already and no more than `limit`.
+    pub(crate) fn small(&self, limit: u64) -> Option<Bytes> {
+        let contents = lock(&self.contents);
+        if contents.end != Some(Ok(())) || contents.received > limit {
+            return None;
+        }
+        match contents.chunks.as_slice() {
+            [] => Some(Bytes::new()),
+            [Chunk::Memory { bytes, .. }] => Some(bytes.clone()),
+            _ => None,
+        }
+    }
+
+    fn begin(&self, size: u64) {
+        *lock(&self.size) = Some(size);
+        self.grown.notify_waiters();
+    }
+
+    fn push(&self, chunk: Chunk, len: usize) {
+        {
+            let mut contents = lock(&self.contents);
+            contents.chunks.push(chunk);
+            contents.received += len as u64;
+        }
+        self.grown.notify_waiters();
+    }
+
+    fn finish(&self, result: Result<(), Status>) {
+        lock(&self.contents).end.get_or_insert(result);
+        self.grown.notify_waiters();
+    }
+}
+
+async fn read_back(file: Arc<File>, offset: u64, len: usize) -> Result<Bytes, Status> {
+    blocking(move || {
+        let mut bytes = vec![0; len];
+        file.read_exact_at(&mut bytes, offset)?;
+        Ok(Bytes::from(bytes))
+    })
+    .await
+}
+
+/// Runs a file operation off the runtime's threads.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> Result<T, Status> {
+    let failed = |e: &dyn std::fmt::Display| {
+        status::resource_exhausted(format!(
+            "the proxy could not keep a host buffer in its temporary file ({e}); raise --host_buffer_memory or free disk \
+             space in TMPDIR"
+        ))
+    };
+    match tokio::task::spawn_blocking(work).await {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(e)) => Err(failed(&e)),
+        Err(e) => Err(failed(&e)),
+    }
+}
+
+/// Bytes of a fetched array, waiting at a worker; released there when dropped.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) link: Arc<Link>,
+    pub(crate) transfer: u64,
+    pub(crate) size_bytes: u64,
+    /// Small results came with the answer.
+    pub(crate) inline: Option<Bytes>,
+}
+
+impl Drop for Outgoing {
+    fn drop(&mut self) {
+        self.link.release(self.transfer);
+    }
+}
+
+#[derive(Debug)]
+enum Entry {
+    In(Arc<Incoming>),
+    Out(Arc<Outgoing>),
+}
+
+/// The host buffers of one session.
+#[derive(Debug)]
+pub(crate) struct HostBuffers {
+    memory: Arc<HostMemory>,
+    entries: Mutex<HashMap<u64, Entry>>,
+}
+
+impl HostBuffers {
+    pub(crate) fn new(memory: Arc<HostMemory>) -> Self {
+        Self {
+            memory,
+            entries: Mutex::new(HashMap::new()),
+        }
+    }
+
+    /// The buffer of an array that is being made: taken out if its store has begun, else waited for.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT when the handle stands for fetched bytes, RESOURCE_EXHAUSTED when too many wait.
+    pub(crate) fn consume(&self, handle: u64) -> Result<Arc<Incoming>, Status> {
+        let mut entries = lock(&self.entries);
+        match entries.get(&handle) {
+            Some(Entry::In(incoming)) => {
+                let incoming = Arc::clone(incoming);
+                if incoming.taken.swap(true, Relaxed) {
+                    return Err(status::invalid_argument(format!(
+                        "host buffer {handle} is used twice"
+                    )));
+                }
+                // A store still going on, or yet to come, must find it; it is taken out when the store ends.
+                if lock(&incoming.contents).end.is_some() {
+                    entries.remove(&handle);
+                }
+                Ok(incoming)
+            }
+            Some(Entry::Out(_)) => Err(status::invalid_argument(format!(
+                "host buffer {handle} holds fetched bytes, not stored ones"
+            ))),
+            None => {
+                check_room(&entries)?;
+                let incoming = Arc::new(Incoming::default());
+                incoming.taken.store(true, Relaxed);
+                entries.insert(handle, Entry::In(Arc::clone(&incoming)));
+                Ok(incoming)
+            }
+        }
+    }
+
+    /// Begins a store of `size` bytes.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT when the handle is in use, RESOURCE_EXHAUSTED when too many buffers wait.
+    pub(crate) fn store(self: &Arc<Self>, handle: u64, size: u64) -> Result<Store, Status> {
+        let mut entries = lock(&self.entries);
+        let incoming = match entries.get(&handle) {
+            None => {
+                check_room(&entries)?;
+                let incoming = Arc::new(Incoming::default());
+                entries.insert(handle, Entry::In(Arc::clone(&incoming)));
+                incoming
+            }
+            Some(Entry::In(incoming)) if lock(&incoming.size).is_none() => Arc::clone(incoming),
+            Some(_) => {
+                return Err(status::invalid_argument(format!(
+                    "host buffer {handle} is stored twice"
+                )));
+            }
+        };
+        incoming.begin(size);
+        Ok(Store {
+            buffers: Arc::clone(self),
+            incoming,
+            handle,
+            size,
+            done: false,
+        })
+    }
+
+    /// Puts down where a fetch's bytes lie.
+    pub(crate) fn offer(&self, handle: u64, outgoing: Outgoing) -> Result<(), Status> {
+        let mut entries = lock(&self.entries);
+        check_room(&entries)?;
+        if entries.contains_key(&handle) {
+            return Err(status::invalid_argument(format!(
+                "host buffer {handle} is in use"
+            )));
+        }
+        entries.insert(handle, Entry::Out(Arc::new(outgoing)));
+        Ok(())
+    }
+
+    /// Where a fetch's bytes lie.
+    pub(crate) fn lookup(&self, handle: u64) -> Result<Arc<Outgoing>, Status> {
+        match lock(&self.entries).get(&handle) {
+            Some(Entry::Out(outgoing)) => Ok(Arc::clone(outgoing)),
+            _ => Err(status::invalid_argument(format!(
+                "unknown host buffer {handle}"
+            ))),
+        }
+    }
+
+    /// Forgets a buffer.
+    pub(crate) fn delete(&self, handle: u64) -> Result<(), Status> {
+        match lock(&self.entries).remove(&handle) {
+            Some(Entry::In(incoming)) => {
+                incoming.finish(Err(status::failed_precondition(
+                    "the host buffer was deleted before it was complete",
+                )));
+                Ok(())
+            }
+            Some(Entry::Out(_)) => Ok(()),
+            None => Err(status::invalid_argument(format!(
+                "unknown host buffer {handle}"
+            ))),
+        }
+    }
+}
+
+fn check_room(entries: &HashMap<u64, Entry>) -> Result<(), Status> {
+    if entries.len() >= MAX_BUFFERS {
+        return Err(status::resource_exhausted(format!(
+            "more than {MAX_BUFFERS} host buffers wait in this session"
+        )));
+    }
+    Ok(())
+}
+
+/// A store under way. Dropped before its end it fails the buffer, so nobody waits for it for ever.
+#[derive(Debug)]
+pub(crate) struct Store {
+    buffers: Arc<HostBuffers>,
+    incoming: Arc<Incoming>,
+    handle: u64,
+    size: u64,
+    done: bool,
+}
+
+impl Store {
+    /// Takes the next bytes, into memory or, above the bound, into the buffer's file.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT past the announced size, RESOURCE_EXHAUSTED when the file cannot take it.
+    pub(crate) async fn push(&self, bytes: Bytes) -> Result<(), Status> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let received = lock(&self.incoming.contents).received;
+        if received + bytes.len() as u64 > self.size {
+            return Err(status::invalid_argument(format!(
+                "host buffer {} was announced with {} bytes, more came",
+                self.handle, self.size
+            )));
+        }
+        let len = bytes.len();
+        if let Some(held) = self.buffers.memory.try_hold(len) {
+            self.incoming
+                .push(Chunk::Memory { bytes, _held: held }, len);
+            return Ok(());
+        }
+        let spill = lock(&self.incoming.contents).spill.clone();
+        let file = match spill {
+            Some(file) => file,
+            None => {
+                let file = Arc::new(blocking(tempfile::tempfile).await?);
+                lock(&self.incoming.contents).spill = Some(Arc::clone(&file));
+                file
+            }
+        };
+        let offset = {
+            let mut contents = lock(&self.incoming.contents);
+            let offset = contents.spilled;
+            contents.spilled += len as u64;
+            offset
+        };
+        let target = Arc::clone(&file);
+        blocking(move || target.write_all_at(&bytes, offset)).await?;
+        Counters::add(
+            &self.buffers.memory.counters.host_buffer_spilled_bytes,
+            len as u64,
+        );
+        self.incoming.push(Chunk::File { file, offset, len }, len);
+        Ok(())
+    }
+
+    /// Ends the store.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT when fewer bytes came than announced.
+    pub(crate) fn finish(mut self) -> Result<(), Status> {
+        let received = lock(&self.incoming.contents).received;
+        if received != self.size {
+            return Err(status::invalid_argument(format!(
+                "host buffer {} was announced with {} bytes, {received} came",
+                self.handle, self.size
+            )));
+        }
+        self.done = true;
+        self.end(Ok(()));
+        Ok(())
+    }
+
+    fn end(&self, result: Result<(), Status>) {
+        let mut entries = lock(&self.buffers.entries);
+        self.incoming.finish(result);
+        if self.incoming.taken.load(Relaxed)
+            && matches!(entries.get(&self.handle), Some(Entry::In(i)) if Arc::ptr_eq(i, &self.incoming))
+        {
+            entries.remove(&self.handle);
+        }
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        if !self.done {
+            self.end(Err(status::unavailable(format!(
+                "the store of host buffer {} ended before all its bytes came",
+                self.handle
+            ))));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,91 @@
+use super::*;
+
+fn buffers(memory_bytes: u64) -> (Arc<HostBuffers>, Arc<Counters>) {
+    let counters = Arc::new(Counters::default());
+    let memory = Arc::new(HostMemory::new(memory_bytes, Arc::clone(&counters)));
+    (Arc::new(HostBuffers::new(memory)), counters)
+}
+
+async fn all(incoming: &Incoming) -> Result<Vec<u8>, Status> {
+    let (mut out, mut index) = (Vec::new(), 0);
+    while let Some(chunk) = incoming.chunk(index).await? {
+        out.extend_from_slice(&chunk);
+        index += 1;
+    }
+    Ok(out)
+}
+
+#[tokio::test]
+async fn a_buffer_reads_the_same_from_memory_and_from_the_file() {
+    // Two of the three chunks fit in memory.
+    let (buffers, counters) = buffers(8192);
+    let store = buffers.store(1, 12_000).expect("free");
+    for value in 0..3u8 {
+        store
+            .push(Bytes::from(vec![value; 4000]))
+            .await
+            .expect("room");
+    }
+    store.finish().expect("complete");
+    assert_eq!(counters.host_buffer_spilled_bytes.load(Relaxed), 4000);
+    let incoming = buffers.consume(1).expect("there");
+    let want: Vec<u8> = (0..3u8).flat_map(|v| vec![v; 4000]).collect();
+    assert_eq!(all(&incoming).await.expect("readable"), want);
+    drop(incoming);
+    assert_eq!(
+        counters.host_buffer_memory_bytes.load(Relaxed),
+        0,
+        "memory is given back"
+    );
+    assert!(lock(&buffers.entries).is_empty());
+}
+
+#[tokio::test]
+async fn a_reader_that_came_first_follows_the_store() {
+    let (buffers, _) = buffers(1 << 20);
+    let incoming = buffers.consume(5).expect("registers");
+    let reader = tokio::spawn(async move { (incoming.size().await, all(&incoming).await) });
+    tokio::task::yield_now().await;
+    let store = buffers.store(5, 6).expect("awaited");
+    store.push(Bytes::from_static(b"abc")).await.expect("room");
+    tokio::task::yield_now().await;
+    store.push(Bytes::from_static(b"def")).await.expect("room");
+    store.finish().expect("complete");
+    let (size, bytes) = reader.await.expect("no panic");
+    assert_eq!(size, Ok(6));
+    assert_eq!(bytes, Ok(b"abcdef".to_vec()));
+    assert!(lock(&buffers.entries).is_empty());
+}
+
+#[tokio::test]
+async fn sizes_that_lie_and_stores_that_break_off_fail_the_reader() {
+    let (buffers, _) = buffers(1 << 20);
+    let store = buffers.store(1, 4).expect("free");
+    assert_eq!(
+        store
+            .push(Bytes::from_static(b"12345"))
+            .await
+            .expect_err("too much")
+            .code,
+        3
+    );
+    assert_eq!(store.finish().expect_err("too little").code, 3);
+    let incoming = buffers.consume(1).expect("known");
+    assert!(all(&incoming).await.is_err());
+
+    let incoming = buffers.consume(2).expect("registers");
+    drop(buffers.store(2, 4).expect("awaited"));
+    assert!(all(&incoming).await.is_err());
+    assert!(lock(&buffers.entries).is_empty());
+}
+
+#[tokio::test]
+async fn handles_are_used_once() {
+    let (buffers, _) = buffers(1 << 20);
+    let _first = buffers.store(1, 4).expect("free");
+    assert_eq!(buffers.store(1, 4).expect_err("stored twice").code, 3);
+    let _one = buffers.consume(1).expect("there");
+    assert_eq!(buffers.consume(1).expect_err("used twice").code, 3);
+    assert_eq!(buffers.lookup(1).expect_err("not fetched").code, 3);
+    assert_eq!(buffers.delete(9).expect_err("unknown").code, 3);
+}

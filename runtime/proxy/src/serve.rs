@@ -1,0 +1,71 @@
+//! Brings a proxy up and takes it down.
+
+use std::sync::{Arc, atomic::AtomicU64};
+
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::{Server, server::TcpIncoming};
+use waystation_proto::xla::ifrt::proxy::grpc_ifrt_service_server::GrpcIfrtServiceServer;
+
+use crate::{
+    Config, Error, cluster,
+    counters::Counters,
+    front::Front,
+    host_buffers::HostMemory,
+    link::{CONNECTION_WINDOW_BYTES, Ids, STREAM_WINDOW_BYTES},
+    session::Shared,
+    status_page,
+};
+
+/// Serves until the token is cancelled. Clients that come before the workers wait for them.
+///
+/// # Errors
+/// When a socket cannot be used or a server stops by itself.
+pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Error> {
+    config
+        .listener
+        .set_nonblocking(true)
+        .map_err(Error::Listener)?;
+    let listener = TcpListener::from_std(config.listener).map_err(Error::Listener)?;
+    let address = listener.local_addr().map_err(Error::Listener)?;
+    let counters = Arc::new(Counters::default());
+    let cluster = cluster::follow(
+        config.resource_manager,
+        address.to_string(),
+        shutdown.clone(),
+    );
+    let status_page = config.status_listener.map(|listener| {
+        tokio::spawn(status_page::serve(
+            listener,
+            Arc::clone(&counters),
+            cluster.clone(),
+            shutdown.clone(),
+        ))
+    });
+    let shared = Arc::new(Shared {
+        cluster,
+        counters: Arc::clone(&counters),
+        ids: Ids::new(),
+        launches: AtomicU64::new(1),
+        xla_flags: config.xla_flags,
+    });
+    let memory = HostMemory::new(config.host_buffer_memory_bytes, counters);
+    let service = GrpcIfrtServiceServer::new(Front::new(shared, memory, shutdown.clone()))
+        .max_decoding_message_size(usize::MAX)
+        .max_encoding_message_size(usize::MAX);
+    tracing::info!(%address, "proxy listens");
+    Server::builder()
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .add_service(service)
+        .serve_with_incoming_shutdown(
+            TcpIncoming::from(listener).with_nodelay(Some(true)),
+            shutdown.cancelled_owned(),
+        )
+        .await
+        .map_err(Error::Server)?;
+    match status_page {
+        Some(task) => task.await.unwrap_or(Ok(())),
+        None => Ok(()),
+    }
+}

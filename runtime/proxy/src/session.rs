@@ -1,0 +1,359 @@
+//! One client's session.
+//!
+//! Requests take effect on the session's tables in the order of the stream, in one task. What cannot be answered at once
+//! (a compile, a copy to the host, readiness) has been sent to the workers in order by then and is awaited in a task of its
+//! own; replies may come in any order. At the stream's end everything the session held is dropped: shards, executables,
+//! transfers and waiting host buffers are released at the workers by their `Drop`.
+
+mod arrays;
+mod copies;
+mod execute;
+mod init;
+mod plugin_program;
+mod programs;
+mod remap;
+mod upload;
+mod values;
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use futures::future::BoxFuture;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    task::JoinSet,
+};
+use tokio_stream::StreamExt as _;
+use waystation_proto::xla::ifrt::proxy::{
+    IfrtRequest, IfrtResponse, ResponseMetadata, ifrt_request::Request, ifrt_response::Response,
+};
+
+use crate::{
+    array::{Array, Value},
+    cluster::{Cluster, ClusterWatch},
+    counters::Counters,
+    host_buffers::HostBuffers,
+    link::Ids,
+    status::{self, Status},
+};
+
+/// The lowest handle that a server may mint; the client's own start at 1.
+const FIRST_SERVER_HANDLE: u64 = 1 << 48;
+/// Replies queued towards the client before the session stops reading.
+pub(crate) const REPLY_QUEUE: usize = 1024;
+/// Requests of one session that may be awaited at a time; beyond it the session stops reading.
+const MAX_AWAITED: usize = 1 << 14;
+
+/// What all sessions of a proxy share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) cluster: ClusterWatch,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) ids: Ids,
+    /// One sequence of launches for the whole proxy (D2).
+    pub(crate) launches: AtomicU64,
+    pub(crate) xla_flags: Vec<String>,
+}
+
+/// How a request is answered.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "one at a time lies on the stack; a box would be an allocation a request"
+)]
+enum Outcome {
+    /// At once.
+    Now(Response),
+    /// When the work is done.
+    Later(BoxFuture<'static, Result<Response, Status>>),
+}
+
+/// What a handler gives back.
+type Handled = Result<Outcome, Status>;
+
+/// A value that comes later: asked for once.
+enum Future {
+    Ready(Result<(), Status>),
+    Pending(BoxFuture<'static, Result<(), Status>>),
+}
+
+/// Tables that tasks of the session write to as well.
+#[derive(Default)]
+struct Tables {
+    programs: Mutex<HashMap<u64, programs::Program>>,
+    futures: Mutex<HashMap<u64, Future>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing that holds these locks can panic half-way through a change.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One client.
+pub(crate) struct Session {
+    shared: Arc<Shared>,
+    id: u64,
+    cluster: Option<Arc<Cluster>>,
+    values: HashMap<u64, Value>,
+    host_buffers: Arc<HostBuffers>,
+    tables: Arc<Tables>,
+    next_handle: Arc<AtomicU64>,
+    replies: mpsc::Sender<Result<IfrtResponse, tonic::Status>>,
+    tasks: JoinSet<()>,
+    awaited: Arc<Semaphore>,
+}
+
+impl Session {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        id: u64,
+        host_buffers: Arc<HostBuffers>,
+        replies: mpsc::Sender<Result<IfrtResponse, tonic::Status>>,
+    ) -> Self {
+        Self {
+            shared,
+            id,
+            cluster: None,
+            values: HashMap::new(),
+            host_buffers,
+            tables: Arc::new(Tables::default()),
+            next_handle: Arc::new(AtomicU64::new(FIRST_SERVER_HANDLE)),
+            replies,
+            tasks: JoinSet::new(),
+            awaited: Arc::new(Semaphore::new(MAX_AWAITED)),
+        }
+    }
+
+    /// Serves the stream to its end.
+    pub(crate) async fn run(mut self, mut requests: tonic::Streaming<IfrtRequest>) {
+        loop {
+            let request = tokio::select! {
+                // Ended tasks are taken out as they end, so that the set does not grow.
+                Some(_) = self.tasks.join_next(), if !self.tasks.is_empty() => continue,
+                () = self.replies.closed() => break,
+                request = requests.next() => request,
+            };
+            match request {
+                Some(Ok(request)) => self.serve(request).await,
+                Some(Err(error)) => {
+                    tracing::info!(session = self.id, %error, "session stream ended");
+                    break;
+                }
+                None => break,
+            }
+        }
+    }
+
+    async fn serve(&mut self, request: IfrtRequest) {
+        Counters::add(&self.shared.counters.requests, 1);
+        let metadata = request.request_metadata.unwrap_or_default();
+        let (op_id, context) = (metadata.op_id, metadata.user_context_id);
+        let Some(request) = request.request else {
+            let status = status::unimplemented(
+                "a request that this Waystation does not know (a newer protocol's)",
+            );
+            self.reply(op_id, Err(status)).await;
+            return;
+        };
+        let minted = Minted::of(&request);
+        match self.handle(context, request).await {
+            Ok(Outcome::Now(response)) => self.reply(op_id, Ok(response)).await,
+            Ok(Outcome::Later(work)) => {
+                // Waiting for a place here stops the reading of the stream: the bound on what a session has in flight.
+                let place = Arc::clone(&self.awaited).acquire_owned().await.ok();
+                self.answer_later(op_id, context, work, place);
+            }
+            Err(status) => {
+                let status = status::with_user_context(status, context);
+                self.bind_failure(minted, &status);
+                self.reply(op_id, Err(status)).await;
+            }
+        }
+    }
+
+    fn answer_later(
+        &mut self,
+        op_id: u64,
+        context: u64,
+        work: BoxFuture<'static, Result<Response, Status>>,
+        place: Option<OwnedSemaphorePermit>,
+    ) {
+        let replies = self.replies.clone();
+        self.tasks.spawn(async move {
+            let result = work
+                .await
+                .map_err(|status| status::with_user_context(status, context));
+            // A client that is gone needs no reply.
+            let _ = replies.send(Ok(response(op_id, result))).await;
+            drop(place);
+        });
+    }
+
+    async fn reply(&self, op_id: u64, result: Result<Response, Status>) {
+        let _ = self.replies.send(Ok(response(op_id, result))).await;
+    }
+
+    /// Later requests use result handles without waiting for this reply, so they must find the failure there.
+    fn bind_failure(&mut self, minted: Minted, status: &Status) {
+        for handle in minted.arrays {
+            self.values.insert(handle, Err(status.clone()));
+        }
+        if let Some(handle) = minted.status {
+            lock(&self.tables.futures).insert(handle, Future::Ready(Err(status.clone())));
+        }
+    }
+
+    async fn handle(&mut self, context: u64, request: Request) -> Handled {
+        match request {
+            Request::InitRequest(_) => self.init(),
+            Request::CheckFutureRequest(r) => self.check_future(&r),
+            Request::CheckValueReadyRequest(r) => self.check_value_ready(&r).await,
+            Request::MakeArrayFromHostBufferRequest(r) => self.make_array(context, r).await,
+            Request::MakeArraysFromHostBufferShardsRequest(r) => self.make_arrays(context, r).await,
+            Request::MakeErrorArraysRequest(r) => self.make_error_arrays(r),
+            Request::AssembleArrayFromSingleDeviceArraysRequest(r) => self.assemble(&r),
+            Request::DisassembleIntoSingleDeviceArraysRequest(r) => self.disassemble(&r),
+            Request::FullyReplicatedShardRequest(r) => self.fully_replicated_shard(&r),
+            Request::RemapArraysRequest(r) => self.remap(r),
+            Request::CopyArraysRequest(r) => self.copy_arrays(context, r).await,
+            Request::CopyToHostBufferRequest(r) => self.copy_to_host(r).await,
+            Request::DeleteArrayRequest(r) => self.delete_arrays(&r),
+            Request::DestructArrayRequest(r) => self.destruct_arrays(&r),
+            Request::IsArrayDeletedRequest(r) => self.is_array_deleted(&r),
+            Request::CompileRequest(r) => self.compile(r).await,
+            Request::LoadedExecutableMetadataRequest(r) => self.metadata(&r),
+            Request::LoadedExecutableExecuteRequest(r) => self.execute(context, r).await,
+            Request::LoadedExecutableFetchExecuteResultRequest(r) => self.fetch_execute_result(&r),
+            Request::LoadedExecutableCostAnalysisRequest(r) => self.cost_analysis(&r).await,
+            Request::LoadedExecutableHumanReadableProgramTextRequest(r) => {
+                self.program_text(&r).await
+            }
+            Request::LoadedExecutableDeleteRequest(r) => self.delete_program(&r),
+            Request::LoadedExecutableIsDeletedRequest(r) => self.is_program_deleted(&r),
+            Request::LoadedExecutableDestructRequest(r) => self.destruct_program(&r),
+            Request::GetDefaultDeviceAssignmentRequest(r) => self.default_device_assignment(&r),
+            Request::GetDefaultLayoutRequest(r) => self.default_layout(r).await,
+            Request::BitcastArraysRequest(_) => Err(not_served("BitcastArrays")),
+            Request::ReshardArraysRequest(_) => Err(not_served("ReshardArrays")),
+            Request::LoadedExecutableMpmdMetadataRequest(_) => {
+                Err(not_served("LoadedExecutableMpmdMetadata"))
+            }
+            Request::LoadedExecutableMpmdCostAnalysisRequest(_) => {
+                Err(not_served("LoadedExecutableMpmdCostAnalysis"))
+            }
+            Request::LoadedHostCallbackPollRequest(_) => Err(not_served("LoadedHostCallbackPoll")),
+            Request::LoadedHostCallbackReturnRequest(_) => {
+                Err(not_served("LoadedHostCallbackReturn"))
+            }
+        }
+    }
+
+    /// The devices; fails before InitRequest.
+    fn cluster(&self) -> Result<&Arc<Cluster>, Status> {
+        self.cluster.as_ref().ok_or_else(|| {
+            status::failed_precondition("the first request of a session must be InitRequest")
+        })
+    }
+
+    /// An array that can be used.
+    fn array(&self, handle: u64) -> Result<&Array, Status> {
+        match self.values.get(&handle) {
+            None => Err(status::invalid_argument(format!(
+                "unknown array handle {handle}"
+            ))),
+            Some(Err(status)) => Err(status.clone()),
+            Some(Ok(array)) if array.deleted => Err(status::invalid_argument(format!(
+                "array {handle} has been deleted or donated"
+            ))),
+            Some(Ok(array)) => Ok(array),
+        }
+    }
+
+    /// Puts a new array down under the client's handle, or under one minted here where it gave none.
+    fn insert(&mut self, handle: Option<u64>, value: Value) -> Result<u64, Status> {
+        let handle = match handle {
+            Some(handle) if handle != 0 => {
+                if self.values.contains_key(&handle) {
+                    return Err(status::invalid_argument(format!(
+                        "array handle {handle} is in use"
+                    )));
+                }
+                handle
+            }
+            _ => self.mint(),
+        };
+        self.values.insert(handle, value);
+        Ok(handle)
+    }
+
+    fn mint(&self) -> u64 {
+        self.next_handle.fetch_add(1, Relaxed)
+    }
+
+    /// A future that is there already.
+    fn ready_future(&self) -> u64 {
+        let handle = self.mint();
+        lock(&self.tables.futures).insert(handle, Future::Ready(Ok(())));
+        handle
+    }
+}
+
+fn not_served(request: &str) -> Status {
+    status::unimplemented(format!("{request} is not served by this Waystation"))
+}
+
+/// The handles that the client minted for a request's results.
+#[derive(Default)]
+struct Minted {
+    arrays: Vec<u64>,
+    status: Option<u64>,
+}
+
+impl Minted {
+    fn of(request: &Request) -> Self {
+        let arrays = match request {
+            Request::MakeArrayFromHostBufferRequest(r) => r.array_handle.into_iter().collect(),
+            Request::MakeArraysFromHostBufferShardsRequest(r) => r.array_handles.clone(),
+            Request::MakeErrorArraysRequest(r) => r.array_handles.clone(),
+            Request::AssembleArrayFromSingleDeviceArraysRequest(r) => vec![r.result_handle],
+            Request::DisassembleIntoSingleDeviceArraysRequest(r) => r.result_handles.clone(),
+            Request::FullyReplicatedShardRequest(r) => vec![r.result_handle],
+            Request::RemapArraysRequest(r) => r.result_handles.clone(),
+            Request::BitcastArraysRequest(r) => r.result_handles.clone(),
+            Request::ReshardArraysRequest(r) => r.result_handles.clone(),
+            Request::CopyArraysRequest(r) => r.result_handles.clone(),
+            Request::LoadedExecutableExecuteRequest(r) => r.result_array_handle.clone(),
+            _ => Vec::new(),
+        };
+        let status = match request {
+            Request::LoadedExecutableExecuteRequest(r)
+                if r.result_status_handle != 0
+                    && r.execute_options.as_ref().is_some_and(|o| o.fill_status) =>
+            {
+                Some(r.result_status_handle)
+            }
+            _ => None,
+        };
+        Self { arrays, status }
+    }
+}
+
+/// A reply: a body, or a status and no body.
+fn response(op_id: u64, result: Result<Response, Status>) -> IfrtResponse {
+    let (status, response) = match result {
+        Ok(response) => (Status::default(), Some(response)),
+        Err(status) => (status, None),
+    };
+    IfrtResponse {
+        response_metadata: Some(ResponseMetadata {
+            op_id,
+            status: Some(status),
+            ..Default::default()
+        }),
+        response,
+    }
+}

@@ -1,0 +1,223 @@
+//! Execute: result shards are named here and now, the work is the worker's.
+
+use std::sync::{Arc, atomic::Ordering::Relaxed};
+
+use waystation_proto::{
+    waystation::worker::{Execute, op},
+    xla::ifrt::{
+        ShapeProto,
+        proxy::{
+            LoadedExecutableExecuteRequest, LoadedExecutableExecuteResponse,
+            ifrt_response::Response, loaded_executable_execute_response::Output,
+        },
+    },
+};
+
+use super::{
+    Future, Handled, Outcome, Session,
+    arrays::result_handles,
+    lock,
+    programs::{Program, ResultSpec, XlaProgram},
+};
+use crate::{
+    array::{Array, Shard},
+    convert,
+    counters::Counters,
+    status::{self, Status},
+};
+
+/// Arguments as the op carries them.
+struct Arguments {
+    /// `[argument][device]`.
+    shards: Vec<u64>,
+    /// Parameters that must not be taken over, ascending.
+    non_donatable: Vec<i32>,
+    /// Handles of the arrays that are gone after this execution.
+    donated: Vec<u64>,
+}
+
+impl Session {
+    pub(super) async fn execute(
+        &mut self,
+        user_context: u64,
+        request: LoadedExecutableExecuteRequest,
+    ) -> Handled {
+        match self.program(request.loaded_executable_handle)? {
+            Program::Xla(program) => self.execute_xla(user_context, &program, request).await,
+            Program::Plugin(program) => {
+                self.execute_plugin_program(user_context, &program, request)
+                    .await
+            }
+        }
+    }
+
+    async fn execute_xla(
+        &mut self,
+        user_context: u64,
+        program: &XlaProgram,
+        request: LoadedExecutableExecuteRequest,
+    ) -> Handled {
+        if program.deleted.load(Relaxed) {
+            return Err(status::invalid_argument(format!(
+                "executable '{}' has been deleted",
+                program.info.name
+            )));
+        }
+        Counters::add(&self.shared.counters.executes, 1);
+        let handles = result_handles(
+            &request.result_array_handle,
+            program.results.len(),
+            "Execute",
+        )?;
+        let options = request.execute_options.unwrap_or_default();
+        let arguments = self.arguments(
+            program,
+            &request.args_handles,
+            options.non_donatable_input_indices,
+        )?;
+        let devices = program.devices.len();
+        let num_results = program.results.len();
+        let first_result = self.shared.ids.block((num_results * devices) as u64);
+        let launch = self.shared.launches.fetch_add(1, Relaxed);
+        let watch = if options.fill_status {
+            self.shared.ids.next()
+        } else {
+            0
+        };
+        let op = op::Op::Execute(Execute {
+            executable: program.id,
+            launch,
+            args: arguments.shards,
+            first_result,
+            non_donatable: arguments.non_donatable,
+            user_context,
+            launch_id: options.launch_id,
+            watch,
+            num_results: u32::try_from(num_results).unwrap_or(u32::MAX),
+        });
+        let mut status_handle = 0;
+        if watch == 0 {
+            program.link.send(op).await;
+        } else {
+            let answer = program.link.call(watch, op).await;
+            status_handle = if request.result_status_handle != 0 {
+                request.result_status_handle
+            } else {
+                self.mint()
+            };
+            let done = async move { answer.wait().await.map(|_| ()) };
+            lock(&self.tables.futures).insert(status_handle, Future::Pending(Box::pin(done)));
+        }
+        // The first execution of a program comes without handles and wants to know what its results are.
+        let describe = request.result_array_handle.is_empty();
+        let mut outputs = Vec::new();
+        for (index, (spec, handle)) in program.results.iter().zip(handles).enumerate() {
+            let first = first_result + (index * devices) as u64;
+            let shards = program
+                .devices
+                .iter()
+                .zip(first..)
+                .map(|(&device, id)| {
+                    Arc::new(Shard {
+                        id,
+                        device,
+                        link: Arc::clone(&program.link),
+                    })
+                })
+                .collect();
+            let array = Array::new(spec.dtype, spec.dims.clone(), spec.sharding.clone(), shards);
+            let handle = self.insert(handle, Ok(array))?;
+            if describe {
+                outputs.push(output(spec, handle));
+            }
+        }
+        for handle in arguments.donated {
+            if let Some(Ok(array)) = self.values.get_mut(&handle) {
+                array.delete();
+            }
+        }
+        Ok(Outcome::Now(Response::LoadedExecutableExecuteResponse(
+            LoadedExecutableExecuteResponse {
+                status_handle,
+                outputs,
+            },
+        )))
+    }
+
+    fn arguments(
+        &self,
+        program: &XlaProgram,
+        handles: &[u64],
+        kept: Vec<i32>,
+    ) -> Result<Arguments, Status> {
+        let wanted = program.info.parameters.len();
+        if handles.len() != wanted {
+            return Err(status::invalid_argument(format!(
+                "executable '{}' takes {wanted} arguments, {} were given",
+                program.info.name,
+                handles.len()
+            )));
+        }
+        let mut arguments = Arguments {
+            shards: Vec::with_capacity(wanted * program.devices.len()),
+            non_donatable: kept,
+            donated: Vec::new(),
+        };
+        for (index, &handle) in handles.iter().enumerate() {
+            let array = self.array(handle)?;
+            if array.shards.len() != program.devices.len() {
+                return Err(status::invalid_argument(format!(
+                    "argument {index} of executable '{}' is on {} devices, the program runs on {}",
+                    program.info.name,
+                    array.shards.len(),
+                    program.devices.len()
+                )));
+            }
+            for (shard, &device) in array.shards.iter().zip(&program.devices) {
+                // Nearly always in the program's order; a permuted mesh is looked up.
+                let shard = if shard.device == device {
+                    shard
+                } else {
+                    array.shards.iter().find(|s| s.device == device).ok_or_else(|| {
+                        status::invalid_argument(format!(
+                            "argument {index} of executable '{}' has no shard on device {device}",
+                            program.info.name
+                        ))
+                    })?
+                };
+                arguments.shards.push(shard.id);
+            }
+            let number = i32::try_from(index).unwrap_or(i32::MAX);
+            if is_donated(program, index) && !arguments.non_donatable.contains(&number) {
+                // Another array that shares a shard must not lose it (D4): the program then works on a copy.
+                if array
+                    .shards
+                    .iter()
+                    .any(|shard| Arc::strong_count(shard) > 1)
+                {
+                    arguments.non_donatable.push(number);
+                }
+                arguments.donated.push(handle);
+            }
+        }
+        arguments.non_donatable.sort_unstable();
+        Ok(arguments)
+    }
+}
+
+fn is_donated(program: &XlaProgram, index: usize) -> bool {
+    u32::try_from(index).is_ok_and(|i| program.info.donated_parameters.binary_search(&i).is_ok())
+}
+
+/// One result as the first execution's reply describes it.
+pub(super) fn output(spec: &ResultSpec, handle: u64) -> Output {
+    Output {
+        dtype: Some(convert::dtype(spec.dtype)),
+        shape: Some(ShapeProto {
+            version_number: 0,
+            dims: spec.dims.clone(),
+        }),
+        sharding: Some(spec.sharding.to_proto()),
+        array_handle: handle,
+    }
+}

@@ -1,0 +1,232 @@
+//! The devices and memories as a client sees them, and questions about the cluster as a whole.
+
+use std::collections::{BTreeMap, HashMap};
+
+use waystation_proto::{
+    waystation::worker::{DefaultLayout, op, reply},
+    xla::{
+        DeviceAssignmentProto,
+        device_assignment_proto::ComputationDevice,
+        ifrt::{
+            AttributeMapProto, attribute_map_proto,
+            proxy::{
+                GetDefaultDeviceAssignmentRequest, GetDefaultDeviceAssignmentResponse,
+                GetDefaultLayoutRequest, GetDefaultLayoutResponse, InitResponse,
+                ifrt_response::Response, init_response,
+            },
+        },
+    },
+};
+
+use super::{Handled, Outcome, Session};
+use crate::{
+    cluster::{Cluster, Device},
+    convert,
+    status::{self, Status},
+};
+
+/// Shown by JAX as `proxy/pathways`; Orbax and pathwaysutils look for exactly that.
+const RUNTIME_TYPE: &str = "pathways";
+/// XLA's code for "not implemented".
+const UNIMPLEMENTED: i32 = 12;
+
+impl Session {
+    /// Answers when every expected worker is there.
+    pub(super) fn init(&mut self) -> Handled {
+        if self.cluster.is_some() {
+            return Err(status::failed_precondition("InitRequest came twice"));
+        }
+        // `front` starts a session only when a cluster is there.
+        let cluster = self.shared.cluster.borrow().0.clone().ok_or_else(|| {
+            status::unavailable("the workers went away while the client connected; connect again")
+        })?;
+        let response = describe(&cluster, self.id);
+        self.cluster = Some(cluster);
+        Ok(Outcome::Now(Response::InitResponse(response)))
+    }
+
+    pub(super) fn default_device_assignment(
+        &self,
+        request: &GetDefaultDeviceAssignmentRequest,
+    ) -> Handled {
+        let cluster = self.cluster()?;
+        let (replicas, partitions) = (request.num_replicas, request.num_partitions);
+        let available = cluster.devices.len() as u64;
+        match replicas.checked_mul(partitions) {
+            Some(wanted) if (1..=available).contains(&wanted) => {}
+            _ => {
+                return Err(status::invalid_argument(format!(
+                    "{replicas} replicas of {partitions} partitions do not fit {available} devices"
+                )));
+            }
+        }
+        // Replica-major: device = replica * partitions + partition.
+        let id = |i: u64| {
+            cluster
+                .devices
+                .get(usize::try_from(i).unwrap_or(usize::MAX))
+                .map(|d| i64::from(d.id))
+        };
+        let computation_devices = (0..partitions)
+            .map(|p| ComputationDevice {
+                replica_device_ids: (0..replicas)
+                    .filter_map(|r| id(r * partitions + p))
+                    .collect(),
+            })
+            .collect();
+        Ok(Outcome::Now(Response::GetDefaultDeviceAssignmentResponse(
+            GetDefaultDeviceAssignmentResponse {
+                device_assignment: Some(DeviceAssignmentProto {
+                    replica_count: i32::try_from(replicas).unwrap_or(i32::MAX),
+                    computation_count: i32::try_from(partitions).unwrap_or(i32::MAX),
+                    computation_devices,
+                }),
+            },
+        )))
+    }
+
+    pub(super) async fn default_layout(&mut self, request: GetDefaultLayoutRequest) -> Handled {
+        let dtype = convert::primitive_type(request.dtype.as_ref())?;
+        convert::check_dims(&request.dims)?;
+        let cluster = self.cluster()?;
+        let device = cluster.device(request.device_id).ok_or_else(|| {
+            status::invalid_argument(format!("unknown device {}", request.device_id))
+        })?;
+        let id = self.shared.ids.next();
+        let rank = request.dims.len();
+        let op = op::Op::DefaultLayout(DefaultLayout {
+            request: id,
+            dtype: dtype as i32,
+            dims: request.dims,
+            device: device.ordinal,
+            memory_kind: request.memory_kind,
+        });
+        let answer = cluster.link(device).call(id, op).await;
+        Ok(Outcome::Later(Box::pin(async move {
+            let text = match answer.wait().await {
+                Ok(reply::Reply::Answer(answer)) => answer.text,
+                // A plugin without the layouts extension lays out row-major.
+                Err(status) if status.code == UNIMPLEMENTED => row_major(rank),
+                Err(status) => return Err(status),
+                Ok(_) => return Err(unexpected("DefaultLayout")),
+            };
+            Ok(Response::GetDefaultLayoutResponse(
+                GetDefaultLayoutResponse {
+                    serialized_pjrt_layout: text.into_bytes(),
+                },
+            ))
+        })))
+    }
+}
+
+/// A reply of the wrong kind: a worker of another build, which registration should have refused.
+pub(super) fn unexpected(request: &str) -> Status {
+    status::unavailable(format!(
+        "the worker answered {request} with another kind of reply"
+    ))
+}
+
+/// Layout text, minor dimension first: `{1,0}`.
+fn row_major(rank: usize) -> String {
+    let order: Vec<String> = (0..rank).rev().map(|d| d.to_string()).collect();
+    format!("{{{}}}", order.join(","))
+}
+
+fn describe(cluster: &Cluster, session_id: u64) -> InitResponse {
+    // A memory kind has one number, whatever the device.
+    let mut kinds = BTreeMap::new();
+    let mut memories = Vec::new();
+    let mut devices = Vec::new();
+    for device in &cluster.devices {
+        let first = memories.len();
+        for memory in &device.info.memories {
+            let next = kinds.len();
+            let kind_id = *kinds.entry(memory.kind.clone()).or_insert(next);
+            memories.push(init_response::Memory {
+                id: int(memories.len()),
+                memory_space_kind: memory.kind.clone(),
+                kind_id: int(kind_id),
+                device_ids: vec![device.id],
+                debug_string: memory.debug_string.clone(),
+                to_string: memory.to_string.clone(),
+            });
+        }
+        devices.push(describe_device(cluster, device, first, memories.len()));
+    }
+    let ids: Vec<i32> = cluster.devices.iter().map(|d| d.id).collect();
+    InitResponse {
+        session_id,
+        platform_name: cluster.platform_name.clone(),
+        platform_version: cluster.platform_version.clone(),
+        platform_id: platform_id(&cluster.platform_name),
+        process_index: 0,
+        runtime_type: RUNTIME_TYPE.to_owned(),
+        all_devices: devices,
+        primary_device_ids: ids.clone(),
+        // Every device: JAX fails with fewer.
+        addressable_device_ids: ids,
+        memories,
+        // jax.export asks for it.
+        client_attributes: Some(attributes([(
+            "serialize_with_sdy".to_owned(),
+            bool_value(true),
+        )])),
+    }
+}
+
+fn describe_device(
+    cluster: &Cluster,
+    device: &Device,
+    first: usize,
+    end: usize,
+) -> init_response::Device {
+    let mut map = device.info.attributes.clone().unwrap_or_default();
+    map.attributes
+        .insert("slice_index".to_owned(), int_value(i64::from(device.slice)));
+    let default = first + device.info.default_memory as usize;
+    init_response::Device {
+        id: device.id,
+        // All devices are local to the one process there is.
+        local_device_id: device.id,
+        local_hardware_id: -1,
+        platform_name: cluster.platform_name.clone(),
+        device_kind: device.info.device_kind.clone(),
+        default_memory_id: (default < end).then(|| int(default)),
+        memory_ids: (first..end).map(int).collect(),
+        debug_string: device.info.debug_string.clone(),
+        to_string: device.info.to_string.clone(),
+        attributes: Some(map),
+    }
+}
+
+fn int(n: usize) -> i32 {
+    i32::try_from(n).unwrap_or(i32::MAX)
+}
+
+fn attributes(
+    entries: impl IntoIterator<Item = (String, attribute_map_proto::Value)>,
+) -> AttributeMapProto {
+    AttributeMapProto {
+        version_number: 0,
+        attributes: entries.into_iter().collect::<HashMap<_, _>>(),
+    }
+}
+
+fn bool_value(value: bool) -> attribute_map_proto::Value {
+    attribute_map_proto::Value {
+        value: Some(attribute_map_proto::value::Value::BoolValue(value)),
+    }
+}
+
+fn int_value(value: i64) -> attribute_map_proto::Value {
+    attribute_map_proto::Value {
+        value: Some(attribute_map_proto::value::Value::Int64Value(value)),
+    }
+}
+
+/// A number that is the same for the same platform name (FNV-1a); clients only compare it.
+fn platform_id(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}

@@ -1,0 +1,307 @@
+//! Plugin programs: JSON texts that ask the backend itself for something. Served: the persistence programs, by which
+//! workers write arrays to a checkpoint and read them from one. The proxy only says who does what; no array byte and
+//! nothing of the storage format passes here.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use futures::future::try_join_all;
+use waystation_checkpoint::persistence::{self, ReadItem, WriteItem};
+use waystation_proto::{
+    waystation::worker::{
+        ArrayFile, RestoreArrays, SaveArrays, Target, op, restore_arrays, save_arrays,
+    },
+    xla::{
+        OpSharding, PrimitiveType,
+        ifrt::{
+            Serialized,
+            proxy::{
+                LoadedExecutableExecuteRequest, LoadedExecutableExecuteResponse,
+                ifrt_response::Response,
+            },
+        },
+    },
+};
+
+use super::{
+    Future, Handled, Outcome, Session,
+    arrays::result_handles,
+    execute::output,
+    lock,
+    programs::{Program, ResultSpec, plugin_compile_response},
+};
+use crate::{
+    array::{Array, Shard},
+    convert::{Sharding, Tiling},
+    link::Answer,
+    status::{self, Status},
+};
+
+/// What jaxlib puts before a plugin program's text.
+const PREFIX: &[u8] = b"__serialized_plugin_program ";
+
+/// A plugin program that has been understood.
+pub(super) struct PluginProgram {
+    request: persistence::Request,
+}
+
+impl Session {
+    pub(super) fn compile_plugin_program(&mut self, program: &Serialized) -> Handled {
+        let text = program.data.strip_prefix(PREFIX).unwrap_or(&program.data);
+        let text = std::str::from_utf8(text).map_err(|e| {
+            status::invalid_argument(format!("Bad PluginProgram: the text is not UTF-8: {e}"))
+        })?;
+        let request =
+            persistence::parse(text).map_err(|e| status::invalid_argument(e.to_string()))?;
+        let device_ids = match &request {
+            persistence::Request::Write(items) => items.first().map(|i| i.device_ids.clone()),
+            persistence::Request::Read(items) => items.first().map(|i| i.device_ids.clone()),
+        };
+        let devices = device_ids.unwrap_or_default();
+        let cluster = self.cluster()?;
+        if let Some(id) = devices.iter().find(|&&id| cluster.device(id).is_none()) {
+            return Err(status::invalid_argument(format!(
+                "Bad PluginProgram: unknown device {id}"
+            )));
+        }
+        let (handle, ready) = (self.mint(), self.ready_future());
+        let response = plugin_compile_response(handle, ready, &devices);
+        lock(&self.tables.programs)
+            .insert(handle, Program::Plugin(Arc::new(PluginProgram { request })));
+        Ok(Outcome::Now(Response::CompileResponse(response)))
+    }
+
+    pub(super) async fn execute_plugin_program(
+        &mut self,
+        user_context: u64,
+        program: &PluginProgram,
+        request: LoadedExecutableExecuteRequest,
+    ) -> Handled {
+        let (answers, outputs) = match &program.request {
+            persistence::Request::Write(items) => {
+                result_handles(
+                    &request.result_array_handle,
+                    0,
+                    "Execute of a persistence write",
+                )?;
+                (
+                    self.save(user_context, items, &request.args_handles)
+                        .await?,
+                    Vec::new(),
+                )
+            }
+            persistence::Request::Read(items) => {
+                if !request.args_handles.is_empty() {
+                    return Err(status::invalid_argument(
+                        "a persistence read takes no arguments",
+                    ));
+                }
+                let handles = result_handles(
+                    &request.result_array_handle,
+                    items.len(),
+                    "Execute of a persistence read",
+                )?;
+                let (answers, arrays) = self.restore(user_context, items).await?;
+                let mut outputs = Vec::with_capacity(arrays.len());
+                for (array, handle) in arrays.into_iter().zip(handles) {
+                    let spec = ResultSpec {
+                        dtype: array.dtype,
+                        dims: array.dims.clone(),
+                        sharding: array.sharding.clone(),
+                    };
+                    outputs.push(output(&spec, self.insert(handle, Ok(array))?));
+                }
+                (answers, outputs)
+            }
+        };
+        let wants_status = request
+            .execute_options
+            .is_some_and(|options| options.fill_status);
+        let mut status_handle = 0;
+        let done = async move {
+            try_join_all(answers.into_iter().map(Answer::wait))
+                .await
+                .map(|_| ())
+        };
+        if wants_status {
+            status_handle = if request.result_status_handle != 0 {
+                request.result_status_handle
+            } else {
+                self.mint()
+            };
+            lock(&self.tables.futures).insert(status_handle, Future::Pending(Box::pin(done)));
+        }
+        Ok(Outcome::Now(Response::LoadedExecutableExecuteResponse(
+            LoadedExecutableExecuteResponse {
+                status_handle,
+                outputs,
+            },
+        )))
+    }
+
+    /// Each worker is told of the shards that it holds.
+    async fn save(
+        &mut self,
+        user_context: u64,
+        items: &[WriteItem],
+        args: &[u64],
+    ) -> Result<Vec<Answer>, Status> {
+        if args.len() != items.len() {
+            return Err(status::invalid_argument(format!(
+                "Bad PluginProgram: {} arrays to write, {} arguments",
+                items.len(),
+                args.len()
+            )));
+        }
+        let cluster = Arc::clone(self.cluster()?);
+        let mut by_link: BTreeMap<usize, Vec<save_arrays::Item>> = BTreeMap::new();
+        for (item, &handle) in items.iter().zip(args) {
+            let array = self.array(handle)?;
+            if array.dims != item.dims || array.shards.len() != item.device_ids.len() {
+                return Err(status::invalid_argument(format!(
+                    "Bad PluginProgram: '{}' is written as shape {:?} over {} devices, the argument has shape {:?} over {}",
+                    item.name,
+                    item.dims,
+                    item.device_ids.len(),
+                    array.dims,
+                    array.shards.len()
+                )));
+            }
+            let file = array_file(
+                &item.location,
+                &item.name,
+                &item.dims,
+                &item.sharding,
+                &item.device_ids,
+                array.dtype,
+            );
+            let mut parts: BTreeMap<usize, save_arrays::Item> = BTreeMap::new();
+            for (position, &id) in (0u32..).zip(&item.device_ids) {
+                let found = array.shards.iter().find(|shard| shard.device == id);
+                let (Some(device), Some(shard)) = (cluster.device(id), found) else {
+                    return Err(status::invalid_argument(format!(
+                        "Bad PluginProgram: '{}' has no shard on device {id}",
+                        item.name
+                    )));
+                };
+                let part = parts
+                    .entry(device.link)
+                    .or_insert_with(|| save_arrays::Item {
+                        file: Some(file.clone()),
+                        // The worker of the first position.
+                        writes_metadata: position == 0,
+                        ..Default::default()
+                    });
+                part.shards.push(shard.id);
+                part.positions.push(position);
+            }
+            for (link, part) in parts {
+                by_link.entry(link).or_default().push(part);
+            }
+        }
+        let timeout_ms = timeout_ms(items.iter().map(|i| i.timeout));
+        let mut answers = Vec::with_capacity(by_link.len());
+        for (link, items) in by_link {
+            let request = self.shared.ids.next();
+            let op = op::Op::SaveArrays(SaveArrays {
+                request,
+                items,
+                timeout_ms,
+                user_context,
+            });
+            answers.push(cluster.links[link].call(request, op).await);
+        }
+        Ok(answers)
+    }
+
+    /// Makes the arrays; the workers fill them.
+    async fn restore(
+        &mut self,
+        user_context: u64,
+        items: &[ReadItem],
+    ) -> Result<(Vec<Answer>, Vec<Array>), Status> {
+        let cluster = Arc::clone(self.cluster()?);
+        let mut by_link: BTreeMap<usize, Vec<restore_arrays::Item>> = BTreeMap::new();
+        let mut arrays = Vec::with_capacity(items.len());
+        for item in items {
+            let file = array_file(
+                &item.location,
+                &item.name,
+                &item.dims,
+                &item.sharding,
+                &item.device_ids,
+                item.dtype,
+            );
+            let mut parts: BTreeMap<usize, restore_arrays::Item> = BTreeMap::new();
+            let mut shards = Vec::with_capacity(item.device_ids.len());
+            for (position, &id) in (0u32..).zip(&item.device_ids) {
+                let device = cluster.device(id).ok_or_else(|| {
+                    status::invalid_argument(format!("Bad PluginProgram: unknown device {id}"))
+                })?;
+                let shard = Shard {
+                    id: self.shared.ids.next(),
+                    device: id,
+                    link: Arc::clone(cluster.link(device)),
+                };
+                let part = parts
+                    .entry(device.link)
+                    .or_insert_with(|| restore_arrays::Item {
+                        file: Some(file.clone()),
+                        ..Default::default()
+                    });
+                part.targets.push(Target {
+                    shard: shard.id,
+                    device: device.ordinal,
+                    memory_kind: String::new(),
+                });
+                part.positions.push(position);
+                shards.push(Arc::new(shard));
+            }
+            for (link, part) in parts {
+                by_link.entry(link).or_default().push(part);
+            }
+            let sharding = Sharding {
+                devices: item.device_ids.clone(),
+                memory_kind: None,
+                tiling: Tiling::Op(Box::new(item.sharding.clone())),
+            };
+            arrays.push(Array::new(item.dtype, item.dims.clone(), sharding, shards));
+        }
+        let timeout_ms = timeout_ms(items.iter().map(|i| i.timeout));
+        let mut answers = Vec::with_capacity(by_link.len());
+        for (link, items) in by_link {
+            let request = self.shared.ids.next();
+            let op = op::Op::RestoreArrays(RestoreArrays {
+                request,
+                items,
+                timeout_ms,
+                user_context,
+            });
+            answers.push(cluster.links[link].call(request, op).await);
+        }
+        Ok((answers, arrays))
+    }
+}
+
+fn array_file(
+    location: &str,
+    name: &str,
+    dims: &[i64],
+    sharding: &OpSharding,
+    device_ids: &[i32],
+    dtype: PrimitiveType,
+) -> ArrayFile {
+    ArrayFile {
+        location: location.to_owned(),
+        name: name.to_owned(),
+        dims: dims.to_vec(),
+        sharding: Some(sharding.clone()),
+        device_ids: device_ids.to_vec(),
+        dtype: dtype as i32,
+    }
+}
+
+/// The longest time that any item allows; 0 where none says.
+fn timeout_ms(timeouts: impl Iterator<Item = Option<Duration>>) -> u64 {
+    let longest = timeouts.flatten().max().unwrap_or_default();
+    u64::try_from(longest.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,456 @@
+//! Programs: compile, and what is known of a compiled one.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
+
+use prost::Message;
+use waystation_proto::{
+    tensorflow::StatusProto,
+    waystation::{
+        ExecutableInfo, executable_info,
+        worker::{Compile, CostAnalysis, ProgramText, op, reply},
+    },
+    xla::{
+        LayoutProto, OpSharding, PrimitiveType,
+        ifrt::{
+            AttributeMapProto, Serialized, attribute_map_proto,
+            proxy::{
+                CompileRequest, CompileResponse, LoadedExecutableCostAnalysisRequest,
+                LoadedExecutableCostAnalysisResponse, LoadedExecutableDeleteRequest,
+                LoadedExecutableDeleteResponse, LoadedExecutableDestructRequest,
+                LoadedExecutableDestructResponse, LoadedExecutableHumanReadableProgramTextRequest,
+                LoadedExecutableHumanReadableProgramTextResponse, LoadedExecutableIsDeletedRequest,
+                LoadedExecutableIsDeletedResponse, LoadedExecutableMetadataRequest,
+                LoadedExecutableMetadataResponse, compile_response, ifrt_response::Response,
+                loaded_executable_cost_analysis_response,
+                loaded_executable_human_readable_program_text_response,
+                loaded_executable_metadata_response as metadata,
+            },
+        },
+    },
+};
+use waystation_stablehlo::compile_options;
+
+use super::{Handled, Outcome, Session, init::unexpected, lock, plugin_program::PluginProgram};
+use crate::{
+    convert::{Sharding, Tiling},
+    counters::Counters,
+    link::Link,
+    status::{self, Status},
+};
+
+/// The names under which jaxlib registers its program and option messages.
+const XLA_PROGRAM: &str = "xla::ifrt::XlaProgram";
+const HLO_PROGRAM: &str = "xla::ifrt::HloProgram";
+const XLA_COMPILE_OPTIONS: &str = "xla::ifrt::XlaCompileOptions";
+const PLUGIN_PROGRAM: &str = "xla::ifrt::PluginProgram";
+const CUSTOM_CALL_PROGRAM: &str = "xla::ifrt::CustomCallProgram";
+
+/// What an executable's handle stands for.
+#[derive(Clone)]
+pub(super) enum Program {
+    Xla(Arc<XlaProgram>),
+    Plugin(Arc<PluginProgram>),
+}
+
+/// A result as every execution makes it.
+pub(super) struct ResultSpec {
+    pub(super) dtype: PrimitiveType,
+    pub(super) dims: Vec<i64>,
+    pub(super) sharding: Sharding,
+}
+
+/// A compiled program on one worker.
+pub(super) struct XlaProgram {
+    pub(super) id: u64,
+    pub(super) link: Arc<Link>,
+    /// Global ids in logical order.
+    pub(super) devices: Vec<i32>,
+    pub(super) info: ExecutableInfo,
+    pub(super) results: Vec<ResultSpec>,
+    pub(super) deleted: AtomicBool,
+}
+
+impl Drop for XlaProgram {
+    fn drop(&mut self) {
+        self.link.unload(self.id);
+    }
+}
+
+/// `XlaCompileOptionsProto` with its one message kept as the bytes they are: the proxy forwards them unopened, with all
+/// fields, declared here or not (a message and bytes look alike on the wire).
+#[derive(Clone, PartialEq, Message)]
+struct RawXlaCompileOptions {
+    #[prost(bytes = "bytes", tag = "1")]
+    compile_options: bytes::Bytes,
+}
+
+impl Session {
+    pub(super) async fn compile(&mut self, request: CompileRequest) -> Handled {
+        Counters::add(&self.shared.counters.compile_requests, 1);
+        if !request.host_callbacks.is_empty() {
+            return Err(status::unimplemented(
+                "host callbacks are not served: jaxlib's proxy client cannot run them; use colocated Python",
+            ));
+        }
+        let program = request.program.unwrap_or_default();
+        match program.type_name.as_str() {
+            XLA_PROGRAM | HLO_PROGRAM => {
+                self.compile_xla(program, request.compile_options.unwrap_or_default())
+                    .await
+            }
+            PLUGIN_PROGRAM => self.compile_plugin_program(&program),
+            CUSTOM_CALL_PROGRAM => Err(status::unimplemented(
+                "CustomCallProgram (colocated Python) is not served by this Waystation",
+            )),
+            other => Err(status::unimplemented(format!(
+                "programs of type '{other}' are not served"
+            ))),
+        }
+    }
+
+    async fn compile_xla(&mut self, program: Serialized, options: Serialized) -> Handled {
+        if options.type_name != XLA_COMPILE_OPTIONS {
+            return Err(status::unimplemented(format!(
+                "compile options of type '{}' are not served",
+                options.type_name
+            )));
+        }
+        let options = RawXlaCompileOptions::decode(options.data)
+            .map_err(|e| status::invalid_argument(format!("malformed compile options: {e}")))?
+            .compile_options;
+        let assignment = compile_options::device_assignment(&options)
+            .map_err(|e| status::invalid_argument(format!("malformed compile options: {e}")))?;
+        let devices = assignment.device_ids;
+        let link = Arc::clone(self.one_worker(&devices)?);
+        let (id, request) = (self.shared.ids.next(), self.shared.ids.next());
+        let answer = link
+            .call(
+                request,
+                op::Op::Compile(Compile {
+                    request,
+                    executable: id,
+                    program: program.data,
+                    options,
+                    device_ids: devices.clone(),
+                    xla_flags: self.shared.xla_flags.clone(),
+                }),
+            )
+            .await;
+        // Unloads the program if the client goes before the answer comes.
+        let mut compiled = XlaProgram {
+            id,
+            link,
+            devices,
+            info: ExecutableInfo::default(),
+            results: Vec::new(),
+            deleted: AtomicBool::new(false),
+        };
+        let tables = Arc::clone(&self.tables);
+        let (handle, ready) = (self.mint(), self.ready_future());
+        Ok(Outcome::Later(Box::pin(async move {
+            let reply::Reply::CompileDone(done) = answer.wait().await? else {
+                return Err(unexpected("Compile"));
+            };
+            compiled.info = done.info.unwrap_or_default();
+            compiled.results = compiled
+                .info
+                .results
+                .iter()
+                .map(|value| result_spec(value, &compiled.devices))
+                .collect::<Result<_, _>>()?;
+            let response = compile_response(handle, ready, &compiled);
+            // Before the reply: the client may use the handle from then on.
+            lock(&tables.programs).insert(handle, Program::Xla(Arc::new(compiled)));
+            Ok(Response::CompileResponse(response))
+        })))
+    }
+
+    /// The worker that owns all the devices of a program.
+    fn one_worker(&self, devices: &[i32]) -> Result<&Arc<Link>, Status> {
+        let cluster = self.cluster()?;
+        let mut links: Vec<&Arc<Link>> = Vec::new();
+        for &id in devices {
+            let device = cluster.device(id).ok_or_else(|| {
+                status::invalid_argument(format!("the program is compiled for unknown device {id}"))
+            })?;
+            let link = cluster.link(device);
+            if !links.iter().any(|known| Arc::ptr_eq(known, link)) {
+                links.push(link);
+            }
+        }
+        match links.as_slice() {
+            [link] => Ok(link),
+            [] => Err(status::invalid_argument(
+                "the program is compiled for no device",
+            )),
+            many => Err(status::unimplemented(format!(
+                "the program spans {} workers ({}); programs over several workers are not served yet, only arrays are: put its mesh on one worker's devices",
+                many.len(),
+                many.iter()
+                    .map(|l| l.name.as_str())
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            ))),
+        }
+    }
+
+    pub(super) fn program(&self, handle: u64) -> Result<Program, Status> {
+        lock(&self.tables.programs)
+            .get(&handle)
+            .cloned()
+            .ok_or_else(|| status::invalid_argument(format!("unknown executable handle {handle}")))
+    }
+
+    fn xla_program(&self, handle: u64, request: &str) -> Result<Arc<XlaProgram>, Status> {
+        match self.program(handle)? {
+            Program::Xla(program) => Ok(program),
+            Program::Plugin(_) => Err(status::unimplemented(format!(
+                "{request} of a plugin program"
+            ))),
+        }
+    }
+
+    pub(super) fn metadata(&self, request: &LoadedExecutableMetadataRequest) -> Handled {
+        let response = match self.program(request.loaded_executable_handle)? {
+            Program::Xla(program) => describe(&program.info),
+            Program::Plugin(_) => describe_plugin_program(),
+        };
+        Ok(Outcome::Now(Response::LoadedExecutableMetadataResponse(
+            Box::new(response),
+        )))
+    }
+
+    pub(super) async fn cost_analysis(
+        &mut self,
+        request: &LoadedExecutableCostAnalysisRequest,
+    ) -> Handled {
+        let program = self.xla_program(request.loaded_executable_handle, "cost analysis")?;
+        let id = self.shared.ids.next();
+        let op = op::Op::CostAnalysis(CostAnalysis {
+            request: id,
+            executable: program.id,
+        });
+        let answer = program.link.call(id, op).await;
+        Ok(Outcome::Later(Box::pin(async move {
+            let reply::Reply::Answer(answer) = answer.wait().await? else {
+                return Err(unexpected("CostAnalysis"));
+            };
+            let attributes = answer
+                .numbers
+                .into_iter()
+                .map(|(name, number)| {
+                    (
+                        name,
+                        attribute_map_proto::Value {
+                            // The message has no double.
+                            value: Some(attribute_map_proto::value::Value::FloatValue(
+                                number as f32,
+                            )),
+                        },
+                    )
+                })
+                .collect();
+            Ok(Response::LoadedExecutableCostAnalysisResponse(
+                LoadedExecutableCostAnalysisResponse {
+                    result: Some(
+                        loaded_executable_cost_analysis_response::Result::Attributes(
+                            AttributeMapProto {
+                                version_number: 0,
+                                attributes,
+                            },
+                        ),
+                    ),
+                },
+            ))
+        })))
+    }
+
+    pub(super) async fn program_text(
+        &mut self,
+        request: &LoadedExecutableHumanReadableProgramTextRequest,
+    ) -> Handled {
+        let program = self.xla_program(request.loaded_executable_handle, "program text")?;
+        let id = self.shared.ids.next();
+        let op = op::Op::ProgramText(ProgramText {
+            request: id,
+            executable: program.id,
+        });
+        let answer = program.link.call(id, op).await;
+        Ok(Outcome::Later(Box::pin(async move {
+            let reply::Reply::Answer(answer) = answer.wait().await? else {
+                return Err(unexpected("ProgramText"));
+            };
+            use loaded_executable_human_readable_program_text_response::Result as Text;
+            Ok(Response::LoadedExecutableHumanReadableProgramTextResponse(
+                LoadedExecutableHumanReadableProgramTextResponse {
+                    result: Some(Text::HumanReadableProgramText(answer.text)),
+                },
+            ))
+        })))
+    }
+
+    pub(super) fn delete_program(&mut self, request: &LoadedExecutableDeleteRequest) -> Handled {
+        if let Program::Xla(program) = self.program(request.loaded_executable_handle)? {
+            program.deleted.store(true, Relaxed);
+        }
+        let future_handle = self.ready_future();
+        Ok(Outcome::Now(Response::LoadedExecutableDeleteResponse(
+            LoadedExecutableDeleteResponse { future_handle },
+        )))
+    }
+
+    pub(super) fn is_program_deleted(&self, request: &LoadedExecutableIsDeletedRequest) -> Handled {
+        let is_deleted = match self.program(request.loaded_executable_handle)? {
+            Program::Xla(program) => program.deleted.load(Relaxed),
+            Program::Plugin(_) => false,
+        };
+        Ok(Outcome::Now(Response::LoadedExecutableIsDeletedResponse(
+            LoadedExecutableIsDeletedResponse { is_deleted },
+        )))
+    }
+
+    pub(super) fn destruct_program(
+        &mut self,
+        request: &LoadedExecutableDestructRequest,
+    ) -> Handled {
+        let handle = request.loaded_executable_handle;
+        lock(&self.tables.programs).remove(&handle).ok_or_else(|| {
+            status::invalid_argument(format!("unknown executable handle {handle}"))
+        })?;
+        Ok(Outcome::Now(Response::LoadedExecutableDestructResponse(
+            LoadedExecutableDestructResponse {},
+        )))
+    }
+}
+
+fn result_spec(value: &executable_info::Value, devices: &[i32]) -> Result<ResultSpec, Status> {
+    let dtype = PrimitiveType::try_from(value.dtype).map_err(|_| {
+        status::unavailable(format!(
+            "the worker named an unknown element type {}",
+            value.dtype
+        ))
+    })?;
+    Ok(ResultSpec {
+        dtype,
+        dims: value.dims.clone(),
+        sharding: Sharding {
+            devices: devices.to_vec(),
+            memory_kind: Some(value.memory_kind.clone()).filter(|kind| !kind.is_empty()),
+            tiling: Tiling::Op(Box::new(value.sharding.clone().unwrap_or_default())),
+        },
+    })
+}
+
+fn compile_response(handle: u64, ready: u64, program: &XlaProgram) -> CompileResponse {
+    CompileResponse {
+        loaded_executable_handle: handle,
+        name: program.info.name.clone(),
+        num_devices: i32::try_from(program.devices.len()).unwrap_or(i32::MAX),
+        device_ids: program.devices.clone(),
+        // As many as each argument has shards, or the client refuses to execute.
+        addressable_device_ids: program.devices.clone(),
+        mpmd_addressable_devices_oneof: Some(not_mpmd()),
+        fingerprint: Some(compile_response::Fingerprint::FingerprintValue(
+            program.info.fingerprint.clone(),
+        )),
+        ready_future_handle: Some(ready),
+        ..Default::default()
+    }
+}
+
+fn not_mpmd() -> compile_response::MpmdAddressableDevicesOneof {
+    compile_response::MpmdAddressableDevicesOneof::MpmdAddressableDevicesError(
+        status::unimplemented("the program is not an MPMD program"),
+    )
+}
+
+/// The answer to a plugin program's compile.
+pub(super) fn plugin_compile_response(handle: u64, ready: u64, devices: &[i32]) -> CompileResponse {
+    CompileResponse {
+        loaded_executable_handle: handle,
+        name: "plugin_program".to_owned(),
+        num_devices: i32::try_from(devices.len()).unwrap_or(i32::MAX),
+        device_ids: devices.to_vec(),
+        addressable_device_ids: devices.to_vec(),
+        mpmd_addressable_devices_oneof: Some(not_mpmd()),
+        fingerprint: Some(compile_response::Fingerprint::FingerprintError(
+            status::unimplemented("a plugin program has no fingerprint"),
+        )),
+        ready_future_handle: Some(ready),
+        ..Default::default()
+    }
+}
+
+fn describe(info: &ExecutableInfo) -> LoadedExecutableMetadataResponse {
+    let shardings = |values: &[executable_info::Value]| -> Vec<OpSharding> {
+        values
+            .iter()
+            .map(|v| v.sharding.clone().unwrap_or_default())
+            .collect()
+    };
+    let layouts = |values: &[executable_info::Value]| -> Vec<LayoutProto> {
+        values
+            .iter()
+            .map(|v| v.layout.clone().unwrap_or_default())
+            .collect()
+    };
+    let missing = || status::unimplemented("the plugin gives no compiled memory statistics");
+    LoadedExecutableMetadataResponse {
+        parameter_shardings: Some(metadata::ShardingList {
+            shardings: shardings(&info.parameters),
+        }),
+        output_shardings: Some(metadata::ShardingList {
+            shardings: shardings(&info.results),
+        }),
+        parameter_layouts: Some(metadata::ParameterLayouts::ParameterLayoutsList(
+            metadata::LayoutList {
+                layouts: layouts(&info.parameters),
+            },
+        )),
+        output_layouts: Some(metadata::OutputLayouts::OutputLayoutsList(
+            metadata::LayoutList {
+                layouts: layouts(&info.results),
+            },
+        )),
+        output_memory_kinds: Some(metadata::OutputMemoryKind {
+            status: Some(StatusProto::default()),
+            memory_kind_lists: vec![metadata::MemoryKindList {
+                memory_kinds: info.results.iter().map(|v| v.memory_kind.clone()).collect(),
+            }],
+        }),
+        donated_input_indices_oneof: Some(metadata::DonatedInputIndicesOneof::DonatedInputIndices(
+            metadata::DonatedInputIndices {
+                donated_input_indices: info.donated_parameters.clone(),
+            },
+        )),
+        compiled_memory_stats_oneof: Some(match &info.memory_stats {
+            Some(stats) => metadata::CompiledMemoryStatsOneof::CompiledMemoryStats(stats.clone()),
+            None => metadata::CompiledMemoryStatsOneof::CompiledMemoryStatsError(missing()),
+        }),
+        mpmd_compiled_memory_stats_oneof: None,
+        size_of_generated_code_in_bytes: info.generated_code_bytes,
+    }
+}
+
+/// What is asked of every executable and has no answer for a plugin program.
+fn describe_plugin_program() -> LoadedExecutableMetadataResponse {
+    let none = || status::unimplemented("a plugin program has no such metadata");
+    LoadedExecutableMetadataResponse {
+        parameter_layouts: Some(metadata::ParameterLayouts::ParameterLayoutsError(none())),
+        output_layouts: Some(metadata::OutputLayouts::OutputLayoutsError(none())),
+        output_memory_kinds: Some(metadata::OutputMemoryKind {
+            status: Some(none()),
+            memory_kind_lists: Vec::new(),
+        }),
+        donated_input_indices_oneof: Some(
+            metadata::DonatedInputIndicesOneof::DonatedInputIndicesError(none()),
+        ),
+        compiled_memory_stats_oneof: Some(
+            metadata::CompiledMemoryStatsOneof::CompiledMemoryStatsError(none()),
+        ),
+        ..Default::default()
+    }
+}

@@ -1,0 +1,164 @@
+//! Host bytes on their way to the workers.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use waystation_proto::{
+    waystation::worker::{DataFrame, DataHeader, Put, Strides, Target, op},
+    xla::{LayoutProto, PrimitiveType},
+};
+
+use super::Session;
+use crate::{
+    array::Shard,
+    host_buffers::Incoming,
+    link::Link,
+    status::{self, Status},
+};
+
+/// Buffers up to this size, in bytes, ride in the op itself when they are here already.
+const INLINE_BYTES: u64 = 64 << 10;
+/// Frames under way to a worker beyond what HTTP/2 holds.
+const FRAMES: usize = 4;
+
+/// Where one copy of the bytes goes.
+pub(super) struct Destination {
+    /// Index in the array's sharding.
+    pub(super) position: usize,
+    /// Global device id.
+    pub(super) device: i32,
+}
+
+/// What the bytes are.
+pub(super) struct Contents {
+    pub(super) dtype: PrimitiveType,
+    /// Of one shard.
+    pub(super) dims: Vec<i64>,
+    pub(super) byte_strides: Option<Vec<i64>>,
+    pub(super) layout: Option<LayoutProto>,
+    pub(super) memory_kind: String,
+    pub(super) user_context: u64,
+}
+
+impl Session {
+    /// Makes a shard of the buffer's bytes on each destination, one transfer a worker.
+    pub(super) async fn upload(
+        &mut self,
+        buffer: Arc<Incoming>,
+        contents: Contents,
+        destinations: &[Destination],
+    ) -> Result<Vec<(usize, Arc<Shard>)>, Status> {
+        let cluster = Arc::clone(self.cluster()?);
+        let mut by_link: BTreeMap<usize, Vec<Target>> = BTreeMap::new();
+        let mut shards = Vec::with_capacity(destinations.len());
+        for destination in destinations {
+            let device = cluster.device(destination.device).ok_or_else(|| {
+                status::invalid_argument(format!("unknown device {}", destination.device))
+            })?;
+            let shard = Shard {
+                id: self.shared.ids.next(),
+                device: device.id,
+                link: Arc::clone(cluster.link(device)),
+            };
+            by_link.entry(device.link).or_default().push(Target {
+                shard: shard.id,
+                device: device.ordinal,
+                memory_kind: contents.memory_kind.clone(),
+            });
+            shards.push((destination.position, Arc::new(shard)));
+        }
+        let inline = buffer.small(INLINE_BYTES);
+        for (index, targets) in by_link {
+            let link = Arc::clone(&cluster.links[index]);
+            let transfer = self.shared.ids.next();
+            link.send(op::Op::Put(Put {
+                transfer,
+                dtype: contents.dtype as i32,
+                dims: contents.dims.clone(),
+                byte_strides: contents
+                    .byte_strides
+                    .clone()
+                    .map(|strides| Strides { strides }),
+                targets,
+                inline_data: inline.clone(),
+                user_context: contents.user_context,
+                layout: contents.layout.clone(),
+            }))
+            .await;
+            if inline.is_none() {
+                let put = PendingPut {
+                    link,
+                    transfer,
+                    done: false,
+                };
+                self.tasks.spawn(put.run(Arc::clone(&buffer)));
+            }
+        }
+        Ok(shards)
+    }
+}
+
+/// A put whose bytes are still to be sent. Dropped before its end (the session ended), it tells the worker so.
+struct PendingPut {
+    link: Arc<Link>,
+    transfer: u64,
+    done: bool,
+}
+
+impl PendingPut {
+    async fn run(mut self, buffer: Arc<Incoming>) {
+        match self.stream(&buffer).await {
+            Ok(()) => self.done = true,
+            // The drop that follows fails the shards at the worker; who asks for the array hears it there.
+            Err(status) => {
+                tracing::warn!(worker = %self.link.name, error = %status.message, "a host buffer did not reach its worker")
+            }
+        }
+    }
+
+    async fn stream(&self, buffer: &Incoming) -> Result<(), Status> {
+        let size_bytes = buffer.size().await?;
+        let header = DataFrame {
+            header: Some(DataHeader {
+                epoch: self.link.epoch,
+                transfer: self.transfer,
+                size_bytes,
+            }),
+            data: bytes::Bytes::new(),
+        };
+        let (frames, queue) = mpsc::channel(FRAMES);
+        let mut data = self.link.data();
+        let call = async {
+            data.put_data(ReceiverStream::new(queue))
+                .await
+                .map(|_| ())
+                .map_err(|e| status::from_worker(&self.link.name, &e))
+        };
+        let feed = async move {
+            let mut next = Some(header);
+            let mut index = 0;
+            while let Some(frame) = next {
+                // The call has ended early; its own error says why.
+                if frames.send(frame).await.is_err() {
+                    return Ok(());
+                }
+                next = buffer
+                    .chunk(index)
+                    .await?
+                    .map(|data| DataFrame { header: None, data });
+                index += 1;
+            }
+            Ok(())
+        };
+        tokio::try_join!(call, feed).map(|_| ())
+    }
+}
+
+impl Drop for PendingPut {
+    fn drop(&mut self) {
+        if !self.done {
+            self.link.cancel_put(self.transfer);
+        }
+    }
+}
