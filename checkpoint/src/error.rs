@@ -1,6 +1,12 @@
 //! What can go wrong, and the status code that each case has for the client.
 
+use std::io::ErrorKind;
+use std::time::Duration;
+
 use waystation_proto::tensorflow::error::Code;
+use waystation_proto::xla::PrimitiveType;
+
+use crate::zarr;
 
 /// An error of this crate. The text names what failed and on what; [`Error::code`] is what a client is told.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +35,168 @@ pub enum Error {
         /// Which request and which item of it, and what is wrong.
         reason: String,
     },
+    /// An element type that TensorStore has no name for.
+    #[error("array {array:?} of {} cannot be stored by TensorStore, hence not by Orbax; cast it before saving", dtype.as_str_name())]
+    UnstorableDType {
+        /// The name of the array.
+        array: String,
+        /// Its element type.
+        dtype: PrimitiveType,
+    },
+    /// A request about an array that contradicts itself.
+    #[error("array {array:?}: {reason}")]
+    BadRequest {
+        /// The name of the array.
+        array: String,
+        /// What does not fit.
+        reason: String,
+    },
+    /// A location that cannot be used.
+    #[error("checkpoint location {location:?} cannot be used")]
+    Location {
+        /// As the client named it.
+        location: String,
+        /// Why.
+        source: Box<waystation_lifecycle::bucket::Error>,
+    },
+    /// A location that would not hold what is written.
+    #[error("checkpoint location {location:?} {reason}")]
+    UnusableLocation {
+        /// As the client named it.
+        location: String,
+        /// Why.
+        reason: &'static str,
+    },
+    /// There is no array of that name.
+    #[error("array {array:?} is not in checkpoint {location}: there is no object {object}{hint}")]
+    MissingArray {
+        /// The name of the array.
+        array: String,
+        /// The checkpoint.
+        location: String,
+        /// The object that was looked for.
+        object: String,
+        /// What is there instead, as an appended phrase; may be empty.
+        hint: &'static str,
+    },
+    /// The array is there in a format that is not read.
+    #[error(
+        "array {array:?} in checkpoint {location} cannot be read: {format} is not read yet; save it with {advice}"
+    )]
+    UnreadFormat {
+        /// The name of the array.
+        array: String,
+        /// The checkpoint.
+        location: String,
+        /// The format.
+        format: &'static str,
+        /// What to change when saving.
+        advice: &'static str,
+    },
+    /// The metadata of an array cannot be read.
+    #[error("array {array:?} in checkpoint {location} has unreadable metadata ({object})")]
+    Metadata {
+        /// The name of the array.
+        array: String,
+        /// The checkpoint.
+        location: String,
+        /// The metadata file.
+        object: String,
+        /// Why.
+        source: zarr::Error,
+    },
+    /// What is stored has another shape than what is asked for.
+    #[error(
+        "array {array:?} in checkpoint {location} has shape {stored:?}, asked for is {asked:?}"
+    )]
+    ShapeMismatch {
+        /// The name of the array.
+        array: String,
+        /// The checkpoint.
+        location: String,
+        /// The shape in the metadata.
+        stored: Vec<i64>,
+        /// The shape in the request.
+        asked: Vec<i64>,
+    },
+    /// What is stored has another element type than what is asked for.
+    #[error("array {array:?} in checkpoint {location} is of {}, asked for is {}", stored.as_str_name(), asked.as_str_name())]
+    DTypeMismatch {
+        /// The name of the array.
+        array: String,
+        /// The checkpoint.
+        location: String,
+        /// The element type in the metadata.
+        stored: PrimitiveType,
+        /// The element type in the request.
+        asked: PrimitiveType,
+    },
+    /// A chunk is not there. It does not stand for zeros: Orbax writes every chunk.
+    #[error("array {array:?} in checkpoint {location} is incomplete: there is no chunk {object}")]
+    MissingChunk {
+        /// The name of the array.
+        array: String,
+        /// The checkpoint.
+        location: String,
+        /// The object that was looked for.
+        object: String,
+    },
+    /// A chunk does not hold what its array's metadata promises.
+    #[error("array {array:?} in checkpoint {location} has the damaged chunk {object}")]
+    CorruptChunk {
+        /// The name of the array.
+        array: String,
+        /// The checkpoint.
+        location: String,
+        /// The object.
+        object: String,
+        /// What is wrong with it.
+        source: zarr::Error,
+    },
+    /// More memory than there is or than is allowed.
+    #[error(
+        "array {array:?} needs {bytes} bytes of host memory for {purpose}, which is not to be had"
+    )]
+    OutOfMemory {
+        /// The name of the array.
+        array: String,
+        /// How much was asked for.
+        bytes: usize,
+        /// What for.
+        purpose: &'static str,
+    },
+    /// A request to the store failed, after such retries as it allows.
+    #[error("{operation} {object} in {location} failed")]
+    Storage {
+        /// `reading` or `writing`.
+        operation: &'static str,
+        /// The object.
+        object: String,
+        /// The checkpoint.
+        location: String,
+        /// The store's reason.
+        source: Box<object_store::Error>,
+    },
+    /// The store was too slow for the time the client gives.
+    #[error("{operation} took longer than the {} s that the client waits", after.as_secs_f64())]
+    TimedOut {
+        /// What was being done.
+        operation: &'static str,
+        /// The time given.
+        after: Duration,
+    },
+    /// A part of the work stopped unexpectedly, by a bug or because the process is ending.
+    #[error("{operation} {object} in {location} was cut off")]
+    CutOff {
+        /// What was being done.
+        operation: &'static str,
+        /// The object.
+        object: String,
+        /// The checkpoint.
+        location: String,
+        /// The reason.
+        source: tokio::task::JoinError,
+    },
 }
 
 impl Error {
@@ -37,12 +205,79 @@ impl Error {
     #[must_use]
     pub fn code(&self) -> Code {
         match self {
-            Self::MalformedSharding(_) | Self::BadPluginProgram { .. } => Code::InvalidArgument,
-            Self::UnsupportedSharding { .. } | Self::UnsupportedPluginProgram { .. } => {
-                Code::Unimplemented
-            }
+            Self::MalformedSharding(_)
+            | Self::BadPluginProgram { .. }
+            | Self::UnstorableDType { .. }
+            | Self::BadRequest { .. }
+            | Self::UnusableLocation { .. } => Code::InvalidArgument,
+            Self::UnsupportedSharding { .. }
+            | Self::UnsupportedPluginProgram { .. }
+            | Self::UnreadFormat { .. }
+            | Self::Metadata {
+                source: zarr::Error::Unsupported(_),
+                ..
+            } => Code::Unimplemented,
+            Self::MissingArray { .. }
+            | Self::Metadata { .. }
+            | Self::ShapeMismatch { .. }
+            | Self::DTypeMismatch { .. }
+            | Self::MissingChunk { .. }
+            | Self::CorruptChunk { .. } => Code::FailedPrecondition,
+            Self::OutOfMemory { .. } => Code::ResourceExhausted,
+            Self::Location { source, .. } if source.is_usage() => Code::InvalidArgument,
+            Self::Location { .. } | Self::TimedOut { .. } => Code::Unavailable,
+            Self::Storage { source, .. } => storage_code(source),
+            Self::CutOff { .. } => Code::Aborted,
         }
     }
+
+    /// The text with that of every source, for where only one line can be shown.
+    #[must_use]
+    pub fn report(&self) -> String {
+        let mut text = self.to_string();
+        let mut source = std::error::Error::source(self);
+        while let Some(error) = source {
+            let next = error.to_string();
+            // Some sources print their own source too.
+            if !text.ends_with(&next) {
+                text.push_str(": ");
+                text.push_str(&next);
+            }
+            source = error.source();
+        }
+        text
+    }
+}
+
+/// What a failed request to a store means for the client. A missing object is not known here to be a missing chunk: it is
+/// what a writer meets when the bucket is gone.
+fn storage_code(error: &object_store::Error) -> Code {
+    match error {
+        object_store::Error::NotFound { .. } => return Code::FailedPrecondition,
+        object_store::Error::PermissionDenied { .. } => return Code::PermissionDenied,
+        object_store::Error::Unauthenticated { .. } => return Code::Unauthenticated,
+        object_store::Error::InvalidPath { .. } => return Code::InvalidArgument,
+        _ => {}
+    }
+    // A local store wraps what the system said.
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = source {
+        if let Some(io) = error.downcast_ref::<std::io::Error>() {
+            return match io.kind() {
+                ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
+                    Code::ResourceExhausted
+                }
+                ErrorKind::PermissionDenied => Code::PermissionDenied,
+                ErrorKind::NotADirectory
+                | ErrorKind::IsADirectory
+                | ErrorKind::ReadOnlyFilesystem => Code::FailedPrecondition,
+                ErrorKind::InvalidFilename => Code::InvalidArgument,
+                _ => Code::Unavailable,
+            };
+        }
+        source = error.source();
+    }
+    Code::Unavailable
 }
 
 /// A result of this crate.

@@ -1,0 +1,387 @@
+//! What saves and restores share: the limits of one process, and the opening of locations.
+//!
+//! # Contract
+//! - One [`Engine`] a process; clones share its limits. Whatever runs at once, no more than
+//!   [`Config::host_memory_bytes`] are staged for chunks in flight (one chunk larger than that is let through alone), no more
+//!   than [`Config::requests`] requests to the store are open, and no more than [`Config::threads`] chunks are compressed or
+//!   decompressed at a time. The bytes a caller hands in, and those it gets back, are not counted.
+//! - A save that has returned is durable: objects are whole or absent, and on `file://` file and directory are synced.
+//! - A save or restore that fails or is dropped stops soon and leaves whole objects behind, never halves. Nothing is
+//!   deleted: what is not committed is the client's (Orbax's) to remove or to write over.
+//! - Retries are the store's (see `waystation_lifecycle::bucket`); a failed request here has been retried where that helps.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt as _};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use waystation_lifecycle::bucket::{Bucket, Location};
+
+use crate::persistence::check_name;
+use crate::{Error, Result};
+
+/// Memory is handed out in units of this many bytes: a semaphore counts to 2^32 at a time, a chunk may be larger.
+const MEMORY_UNIT: usize = 4096;
+/// Open buckets remembered. A job uses one or two; the bound is for clients that make up names.
+const MAX_OPEN_BUCKETS: usize = 64;
+
+/// The limits of an [`Engine`].
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The most bytes staged for chunks in flight, beside the arrays themselves.
+    pub host_memory_bytes: usize,
+    /// The most requests open to stores at once.
+    pub requests: usize,
+    /// The most chunks compressed or decompressed at once.
+    pub threads: usize,
+}
+
+impl Default for Config {
+    /// 1 GiB of staging; 64 requests, which hide 30 ms of latency behind 2,000 objects a second; a thread a core.
+    fn default() -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self {
+            host_memory_bytes: 1 << 30,
+            requests: 64,
+            threads,
+        }
+    }
+}
+
+/// Saves and restores arrays. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Engine {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    config: Config,
+    memory: Arc<Semaphore>,
+    memory_units: u32,
+    requests: Semaphore,
+    threads: Arc<Semaphore>,
+    /// Clients of cloud buckets, by scheme and bucket name: making one reads credentials and opens connections.
+    buckets: Mutex<HashMap<String, Bucket>>,
+}
+
+/// Whether a location is to be written to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    Read,
+    Write,
+}
+
+/// The folder of one array in an open store.
+#[derive(Debug, Clone)]
+pub(crate) struct Folder {
+    store: Arc<dyn ObjectStore>,
+    /// The checkpoint's prefix in the store.
+    prefix: Path,
+    /// The array's path below that.
+    name: String,
+    /// The checkpoint, for messages.
+    location: String,
+}
+
+impl Engine {
+    /// An engine with these limits; zeros count as one.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        let units = (config.host_memory_bytes / MEMORY_UNIT).max(1);
+        // A semaphore's own bound is far above u32.
+        let memory_units = u32::try_from(units).unwrap_or(u32::MAX);
+        Self {
+            shared: Arc::new(Shared {
+                memory: Arc::new(Semaphore::new(memory_units as usize)),
+                memory_units,
+                requests: Semaphore::new(config.requests.clamp(1, Semaphore::MAX_PERMITS)),
+                threads: Arc::new(Semaphore::new(
+                    config.threads.clamp(1, Semaphore::MAX_PERMITS),
+                )),
+                buckets: Mutex::new(HashMap::new()),
+                config,
+            }),
+        }
+    }
+
+    /// How many chunks of one array are worth having in flight.
+    pub(crate) fn width(&self) -> usize {
+        self.shared.config.requests.max(1)
+    }
+
+    /// Opens the folder of array `name` at `location`, as a client named both.
+    pub(crate) async fn open(
+        &self,
+        location: &str,
+        name: &str,
+        purpose: Purpose,
+    ) -> Result<Folder> {
+        check(name)?;
+        let parsed = Location::parse(location).map_err(|source| Error::Location {
+            location: location.to_owned(),
+            source: Box::new(source),
+        })?;
+        let (root, prefix) = split(parsed);
+        if let Location::Memory = root {
+            return Err(Error::UnusableLocation {
+                location: location.to_owned(),
+                reason: "is forgotten at once; use a file://, gs:// or s3:// location",
+            });
+        }
+        if purpose == Purpose::Read
+            && let Location::File(path) = &root
+            && !is_dir(path.clone()).await
+        {
+            return Err(Error::UnusableLocation {
+                location: location.to_owned(),
+                reason: "is no directory of this host",
+            });
+        }
+        let bucket = self.bucket(location, root).await?;
+        Folder::new(&bucket, prefix, name, location)
+    }
+
+    async fn bucket(&self, location: &str, root: Location) -> Result<Bucket> {
+        // Folders are cheap to open and come and go; only clients of cloud stores are kept.
+        let key = (!matches!(root, Location::File(_))).then(|| root.to_string());
+        if let Some(key) = &key
+            && let Some(bucket) = self.buckets().get(key)
+        {
+            return Ok(bucket.clone());
+        }
+        let opened = tokio::task::spawn_blocking(move || Bucket::open(&root)).await;
+        let bucket = opened
+            .map_err(|source| Error::CutOff {
+                operation: "opening",
+                object: "the checkpoint".to_owned(),
+                location: location.to_owned(),
+                source,
+            })?
+            .map_err(|source| Error::Location {
+                location: location.to_owned(),
+                source: Box::new(source),
+            })?;
+        if let Some(key) = key {
+            let mut buckets = self.buckets();
+            if buckets.len() >= MAX_OPEN_BUCKETS {
+                buckets.clear();
+            }
+            buckets.insert(key, bucket.clone());
+        }
+        Ok(bucket)
+    }
+
+    fn buckets(&self) -> std::sync::MutexGuard<'_, HashMap<String, Bucket>> {
+        // A map of clients is whole after any panic.
+        self.shared
+            .buckets
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for room to stage `bytes`. Cancel-safe. The room is given back when the permit is dropped.
+    pub(crate) async fn stage(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        let units = u32::try_from(bytes.div_ceil(MEMORY_UNIT))
+            .unwrap_or(u32::MAX)
+            .clamp(1, self.shared.memory_units);
+        // Fails only for a closed semaphore, and this one is never closed.
+        Arc::clone(&self.shared.memory)
+            .acquire_many_owned(units)
+            .await
+            .ok()
+    }
+
+    /// Runs CPU work on a blocking thread, when one of the engine's is free. Dropping the future does not stop work begun.
+    pub(crate) async fn compute<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> std::result::Result<T, tokio::task::JoinError> {
+        let permit = Arc::clone(&self.shared.threads).acquire_owned().await.ok();
+        tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            work()
+        })
+        .await
+    }
+
+    /// Writes an object, replacing one of that name.
+    pub(crate) async fn put(&self, folder: &Folder, file: &str, bytes: Bytes) -> Result<u64> {
+        let size = bytes.len() as u64;
+        let path = folder.path(file)?;
+        let _permit = self.shared.requests.acquire().await;
+        match folder.store.put(&path, bytes.into()).await {
+            Ok(_) => Ok(size),
+            Err(source) => Err(folder.storage("writing", file, source)),
+        }
+    }
+
+    /// Reads an object of at most `most` bytes. `None` when there is none; `Some(Err(size))` when it is larger.
+    pub(crate) async fn get(
+        &self,
+        folder: &Folder,
+        file: &str,
+        most: usize,
+    ) -> Result<Option<std::result::Result<Bytes, u64>>> {
+        let path = folder.path(file)?;
+        let _permit = self.shared.requests.acquire().await;
+        let found = match folder.store.get(&path).await {
+            Ok(found) => found,
+            Err(object_store::Error::NotFound { .. }) => return Ok(None),
+            Err(source) => return Err(folder.storage("reading", file, source)),
+        };
+        if usize::try_from(found.meta.size).map_or(true, |size| size > most) {
+            return Ok(Some(Err(found.meta.size)));
+        }
+        let bytes = found
+            .bytes()
+            .await
+            .map_err(|source| folder.storage("reading", file, source))?;
+        Ok(Some(Ok(bytes)))
+    }
+
+    /// Whether there is an object `file` beside the array, at the checkpoint's own level when `top` is set.
+    pub(crate) async fn exists(&self, folder: &Folder, file: &str, top: bool) -> bool {
+        let path = if top {
+            Ok(folder.prefix.clone().join(file))
+        } else {
+            folder.path(file)
+        };
+        match path {
+            Ok(path) => folder.store.head(&path).await.is_ok(),
+            Err(_) => false,
+        }
+    }
+}
+
+impl Folder {
+    /// The folder of array `name` below `prefix` of an open bucket.
+    pub(crate) fn new(bucket: &Bucket, prefix: Path, name: &str, location: &str) -> Result<Self> {
+        check(name)?;
+        Ok(Self {
+            store: Arc::clone(bucket.store()),
+            prefix,
+            name: name.to_owned(),
+            location: location.to_owned(),
+        })
+    }
+
+    /// The array's name.
+    pub(crate) fn array(&self) -> String {
+        self.name.clone()
+    }
+
+    /// The checkpoint, for messages.
+    pub(crate) fn location(&self) -> String {
+        self.location.clone()
+    }
+
+    /// The name of a file of the array below the checkpoint, for messages.
+    pub(crate) fn object(&self, file: &str) -> String {
+        if self.name.is_empty() {
+            file.to_owned()
+        } else {
+            format!("{}/{file}", self.name)
+        }
+    }
+
+    fn path(&self, file: &str) -> Result<Path> {
+        // Taken as they are: names are not encoded, for Orbax and TensorStore do not encode them.
+        let below = self.object(file);
+        let full = if self.prefix.as_ref().is_empty() {
+            below
+        } else {
+            format!("{}/{below}", self.prefix)
+        };
+        Path::parse(&full).map_err(|source| {
+            self.storage("naming", file, object_store::Error::InvalidPath { source })
+        })
+    }
+
+    pub(crate) fn storage(
+        &self,
+        operation: &'static str,
+        file: &str,
+        source: object_store::Error,
+    ) -> Error {
+        Error::Storage {
+            operation,
+            object: self.object(file),
+            location: self.location(),
+            source: Box::new(source),
+        }
+    }
+
+    pub(crate) fn cut_off(
+        &self,
+        operation: &'static str,
+        file: &str,
+        source: tokio::task::JoinError,
+    ) -> Error {
+        Error::CutOff {
+            operation,
+            object: self.object(file),
+            location: self.location(),
+            source,
+        }
+    }
+}
+
+/// Runs `work` for at most `timeout` (for ever when `None`). Work that is cut off stops as the engine's contract says.
+///
+/// # Errors
+/// [`Error::TimedOut`] when time is up, else those of `work`.
+pub async fn within<T>(
+    timeout: Option<Duration>,
+    operation: &'static str,
+    work: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    match timeout {
+        None => work.await,
+        Some(after) => match tokio::time::timeout(after, work).await {
+            Ok(result) => result,
+            Err(_) => Err(Error::TimedOut { operation, after }),
+        },
+    }
+}
+
+/// A location's store (a whole bucket, or a folder) and what is left of it as a prefix.
+fn split(location: Location) -> (Location, Path) {
+    let empty = String::new();
+    match location {
+        // The prefix has been parsed as a path by `Location`.
+        Location::Gcs { bucket, prefix } => (
+            Location::Gcs {
+                bucket,
+                prefix: empty,
+            },
+            Path::parse(prefix).unwrap_or_default(),
+        ),
+        Location::S3 { bucket, prefix } => (
+            Location::S3 {
+                bucket,
+                prefix: empty,
+            },
+            Path::parse(prefix).unwrap_or_default(),
+        ),
+        other => (other, Path::default()),
+    }
+}
+
+async fn is_dir(path: PathBuf) -> bool {
+    tokio::fs::metadata(path)
+        .await
+        .is_ok_and(|metadata| metadata.is_dir())
+}
+
+fn check(name: &str) -> Result<()> {
+    check_name(name).map_err(|reason| Error::BadRequest {
+        array: name.to_owned(),
+        reason: format!("the name {reason}"),
+    })
+}

@@ -1,0 +1,161 @@
+//! The bytes of a chunk.
+
+use super::{Result, malformed};
+
+/// The zstd level that Orbax writes zarr v2 with.
+pub const ZSTD_LEVEL: i32 = 1;
+
+/// How a chunk is compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Codec {
+    /// The elements as they are.
+    Raw,
+    /// One zstd frame with its content size and without a checksum.
+    Zstd {
+        /// The compression level.
+        level: i32,
+    },
+}
+
+impl Codec {
+    /// The codec Orbax uses.
+    pub const ORBAX: Codec = Codec::Zstd { level: ZSTD_LEVEL };
+
+    /// The most bytes that `len` bytes of elements become.
+    #[must_use]
+    pub fn bound(self, len: usize) -> usize {
+        match self {
+            Codec::Raw => len,
+            Codec::Zstd { .. } => zstd::zstd_safe::compress_bound(len),
+        }
+    }
+
+    /// Compresses the elements of a chunk.
+    ///
+    /// # Errors
+    /// No memory for the compressor.
+    pub fn encode(self, elements: &[u8]) -> Result<Vec<u8>> {
+        match self {
+            Codec::Raw => Ok(elements.to_vec()),
+            Codec::Zstd { level } => zstd::bulk::compress(elements, level)
+                .or_else(|error| malformed(format!("zstd: {error}"))),
+        }
+    }
+
+    /// The elements of a chunk, which must be exactly `len` bytes. No more than `len` bytes are allocated.
+    ///
+    /// # Errors
+    /// A frame that is damaged, cut short, of another length, or followed by anything; no memory for `len` bytes.
+    pub fn decode(self, stored: &[u8], len: usize) -> Result<Vec<u8>> {
+        match self {
+            Codec::Raw if stored.len() == len => Ok(stored.to_vec()),
+            Codec::Raw => malformed(format!(
+                "{} bytes stored where a chunk has {len}",
+                stored.len()
+            )),
+            Codec::Zstd { .. } => decode_zstd(stored, len),
+        }
+    }
+}
+
+fn decode_zstd(stored: &[u8], len: usize) -> Result<Vec<u8>> {
+    // TensorStore refuses a second frame, and so must whoever does not want to read what it does not.
+    match zstd::zstd_safe::find_frame_compressed_size(stored) {
+        Ok(frame) if frame == stored.len() => {}
+        Ok(frame) => {
+            return malformed(format!(
+                "a zstd frame of {frame} bytes in {} bytes stored",
+                stored.len()
+            ));
+        }
+        Err(_) => return malformed("no whole zstd frame"),
+    }
+    if let Ok(Some(size)) = zstd::zstd_safe::get_frame_content_size(stored)
+        && usize::try_from(size) != Ok(len)
+    {
+        return malformed(format!(
+            "a zstd frame of {size} bytes where a chunk has {len}"
+        ));
+    }
+    let mut elements = Vec::new();
+    if elements.try_reserve_exact(len).is_err() {
+        return malformed(format!("no memory for a chunk of {len} bytes"));
+    }
+    let mut decoder = match zstd::bulk::Decompressor::new() {
+        Ok(decoder) => decoder,
+        Err(error) => return malformed(format!("zstd: {error}")),
+    };
+    // Writes into the reserved capacity; a frame that holds more fails there.
+    match decoder.decompress_to_buffer(stored, &mut elements) {
+        Ok(size) if size == len => Ok(elements),
+        Ok(size) => malformed(format!(
+            "{size} bytes in the zstd frame where a chunk has {len}"
+        )),
+        Err(error) => malformed(format!("zstd: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use std::io::Write as _;
+
+    use super::*;
+
+    #[test]
+    fn a_frame_has_its_content_size_and_no_checksum() {
+        let frame = Codec::ORBAX.encode(&[7; 1000]).unwrap();
+        assert_eq!(
+            zstd::zstd_safe::get_frame_content_size(&frame).ok(),
+            Some(Some(1000))
+        );
+        // Bit 2 of the frame header descriptor, the fifth byte (RFC 8878, 3.1.1.1.1), is the checksum flag.
+        assert_eq!(frame[4] & 0b100, 0);
+    }
+
+    #[test]
+    fn frames_of_other_writers_are_read() {
+        // A streaming encoder does not know the size; some writers add a checksum.
+        let mut encoder = zstd::stream::Encoder::new(Vec::new(), 3).unwrap();
+        encoder.include_checksum(true).unwrap();
+        encoder.write_all(&[5; 300]).unwrap();
+        let frame = encoder.finish().unwrap();
+        assert_eq!(Codec::ORBAX.decode(&frame, 300).unwrap(), [5; 300]);
+        assert!(Codec::ORBAX.decode(&frame, 299).is_err());
+        assert!(Codec::ORBAX.decode(&frame, 301).is_err());
+    }
+
+    #[test]
+    fn damaged_chunks_are_errors() {
+        let data: Vec<u8> = (0..4096u32)
+            .flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes())
+            .collect();
+        let frame = Codec::ORBAX.encode(&data).unwrap();
+        let two = [frame.clone(), frame.clone()].concat();
+        let trailing = [frame.clone(), vec![0]].concat();
+        for stored in [&frame[..frame.len() - 1], &[], &two, &trailing, &data] {
+            assert!(Codec::ORBAX.decode(stored, data.len()).is_err());
+        }
+        assert!(Codec::Raw.decode(&data[1..], data.len()).is_err());
+        // A frame that promises an impossible size is refused before anything is allocated for it.
+        assert!(Codec::ORBAX.decode(&frame, usize::MAX).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn chunks_come_back(data in proptest::collection::vec(any::<u8>(), 0..2000), raw in any::<bool>()) {
+            let codec = if raw { Codec::Raw } else { Codec::ORBAX };
+            let stored = codec.encode(&data).unwrap();
+            prop_assert!(stored.len() <= codec.bound(data.len()));
+            prop_assert_eq!(codec.decode(&stored, data.len()).unwrap(), data);
+        }
+
+        #[test]
+        fn no_bytes_panic(stored in proptest::collection::vec(any::<u8>(), 0..200), len in 0..1000usize) {
+            let _ = Codec::ORBAX.decode(&stored, len);
+            let mut framed = vec![0x28, 0xb5, 0x2f, 0xfd];
+            framed.extend(stored);
+            let _ = Codec::ORBAX.decode(&framed, len);
+        }
+    }
+}
