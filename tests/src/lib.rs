@@ -1,1 +1,5 @@
-//! Whole-system tests.
+//! Helpers of the whole-system tests. The tests themselves lie in `tests/tests` (Rust) and `tests/python` (real JAX
+//! clients against real processes).
+
+pub mod agreement;
+pub mod jaxlib;
