@@ -1,0 +1,158 @@
+"""What goes wrong in a program reaches Python with XLA's own words, and only what depends on it."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from harness import check, main, raises, server_only
+from jax.errors import JaxRuntimeError
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+
+def works():
+    assert float(jax.jit(lambda x: x.sum() * 2)(np.arange(5.0))) == 20
+
+
+def unknown_custom_call(x):
+    return jax.ffi.ffi_call("waystation_no_such_target", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+
+# More bytes than any address space has, so that the allocation fails at once wherever it is tried.
+TOO_MANY = 1 << 47
+
+
+@check
+def a_program_that_does_not_compile():
+    text = raises(JaxRuntimeError, lambda: jax.jit(unknown_custom_call)(jnp.ones(3)), "waystation_no_such_target")
+    assert "custom call" in text.lower() or "custom-call" in text.lower() or "handler" in text.lower(), text
+    works()
+
+
+@check
+def a_program_that_does_not_compile_fails_each_time():
+    for _ in range(3):
+        raises(JaxRuntimeError, lambda: jax.jit(unknown_custom_call)(jnp.ones(3)), "waystation_no_such_target")
+    works()
+
+
+@check
+def a_program_that_fails_when_run():
+    def run():
+        jax.block_until_ready(jax.jit(lambda x: jnp.broadcast_to(x, (TOO_MANY,)) + jnp.arange(TOO_MANY, dtype=jnp.float32))(1.0))
+
+    text = raises(JaxRuntimeError, run)
+    assert "emory" in text or "RESOURCE_EXHAUSTED" in text or "alloc" in text, text
+    works()
+
+
+@check
+def an_error_poisons_what_depends_on_it_and_nothing_else():
+    bad_program = jax.jit(lambda x: jnp.broadcast_to(x, (TOO_MANY,)) + jnp.arange(TOO_MANY, dtype=jnp.float32))
+    good = jax.jit(lambda x: x + 1)
+    consume = jax.jit(lambda b: b[:1] * 2)
+    fine = good(jnp.ones(4))
+    for _ in range(4):
+        try:
+            bad = bad_program(1.0)
+        except JaxRuntimeError:
+            # Natively, and at the first execution of a program, the failure may come at the call. From the second on the
+            # server is not waited for, and only the results can tell.
+            continue
+        try:
+            dependent = consume(bad)
+        except JaxRuntimeError:
+            pass  # a program that is called for the first time reports its argument's error at the call
+        else:
+            raises(JaxRuntimeError, lambda: jax.block_until_ready(dependent), "Out of memory")
+            raises(JaxRuntimeError, lambda: np.asarray(dependent), "Out of memory")
+        raises(JaxRuntimeError, lambda: jax.block_until_ready(bad), "Out of memory")
+        assert np.array_equal(np.asarray(good(fine)), np.full(4, 3))
+    assert np.array_equal(np.asarray(fine), np.full(4, 2))
+    works()
+
+
+@check
+def mixed_arguments_fail_if_one_does():
+    bad_program = jax.jit(lambda x: jnp.broadcast_to(x, (TOO_MANY,)) + jnp.arange(TOO_MANY, dtype=jnp.float32))
+    add = jax.jit(lambda a, b: a + b[0])
+    for _ in range(3):
+        try:
+            raises(JaxRuntimeError, lambda: jax.block_until_ready(add(jnp.ones(2), bad_program(1.0))))
+        except JaxRuntimeError:
+            pass
+    assert np.array_equal(np.asarray(add(jnp.ones(2), jnp.ones(1))), [2, 2])
+
+
+@check
+def wrong_uses_are_refused_in_words():
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    raises(ValueError, lambda: jax.device_put(np.ones(7), NamedSharding(mesh, P("x"))))
+    works()
+
+
+@check
+@server_only
+def colocated_python_is_refused_by_name():
+    from jax.experimental import colocated_python
+
+    @colocated_python.colocated_python
+    def double(x):
+        return x * 2
+
+    try:
+        cpus = colocated_python.colocated_cpu_devices(jax.devices())
+    except Exception as error:  # pylint: disable=broad-exception-caught
+        # JAX itself finds no colocated CPU devices in this cluster; it says so before it asks the server.
+        assert "colocated" in str(error).lower() or "cpu" in str(error).lower(), error
+        works()
+        return
+    x = jax.device_put(np.ones(8, np.float32), cpus[0])
+    raises(Exception, lambda: np.asarray(double(x)), "UNIMPLEMENTED")
+    works()
+
+
+@check
+@server_only
+def unknown_plugin_programs_are_refused():
+    import pathwaysutils
+
+    pathwaysutils.initialize()
+    from pathwaysutils import plugin_executable
+
+    for body in ['{"profileRequest": {"traceLocation": "gs://bucket/x"}}', '{"reshardRequest": {}}', "not json", "{}"]:
+
+        def run():
+            _, done = plugin_executable.PluginExecutable(body).call()
+            done.result()
+
+        raises(Exception, run, "Bad PluginProgram")
+    works()
+
+
+@check
+@server_only
+def profiler_start_fails_with_a_clear_message():
+    import pathwaysutils
+
+    pathwaysutils.initialize()
+    raises(Exception, lambda: jax.profiler.start_trace("gs://bucket/profile"), "")
+    works()
+
+
+@check
+@server_only
+def callbacks_are_refused_in_the_client():
+    raises(Exception, lambda: jax.jit(lambda x: jax.pure_callback(lambda a: a, x, x))(np.float32(1)).block_until_ready(), "allback")
+    works()
+
+
+@check
+def the_server_goes_on_after_all_this():
+    works()
+    x = jax.device_put(np.arange(8.0), NamedSharding(Mesh(np.array(jax.devices()), ("x",)), P("x")))
+    assert float(jax.jit(jnp.sum)(x)) == 28
+
+
+if __name__ == "__main__":
+    sys.exit(main())

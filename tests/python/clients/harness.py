@@ -1,0 +1,81 @@
+"""A client program is a set of small checks that share one JAX process.
+
+A process has one JAX backend, so the checks run in a process of their own, started by pytest with the environment of a
+cluster (or natively, with 8 virtual CPU devices, to show that the checks themselves are right). Each result is one line on
+stdout, so that pytest can report every check by its name even if a later one kills the process.
+"""
+
+import json
+import os
+import sys
+import time
+import traceback
+import urllib.request
+
+MARK = "@@check "
+
+NATIVE = os.environ.get("JAX_PLATFORMS") != "proxy"
+
+_checks = []
+
+
+class Skip(Exception):
+    """Raised by a check that does not apply here."""
+
+
+def check(function):
+    _checks.append(function)
+    return function
+
+
+def server_only(function):
+    """Marks a check that asks something of the server that native JAX does not have. Goes below @check."""
+
+    def wrapped():
+        if NATIVE:
+            raise Skip("native")
+        function()
+
+    wrapped.__name__ = function.__name__
+    return wrapped
+
+
+def raises(expected, function, *fragments):
+    """Calls the function, which must raise `expected` with all the fragments in its text; gives the text."""
+    try:
+        function()
+    except expected as error:
+        text = str(error)
+        for fragment in fragments:
+            assert fragment in text, f"{fragment!r} is not in {text!r}"
+        return text
+    raise AssertionError(f"{expected.__name__} was not raised")
+
+
+def status():
+    """What the server's status page says."""
+    with urllib.request.urlopen(os.environ["WAYSTATION_STATUS_URL"], timeout=10) as response:
+        return json.load(response)
+
+
+def main():
+    """Runs the checks named on the command line, or all."""
+    wanted = set(sys.argv[1:])
+    failed = 0
+    for function in _checks:
+        if wanted and function.__name__ not in wanted:
+            continue
+        start = time.monotonic()
+        try:
+            function()
+            result, detail = "passed", ""
+        except Skip as skip:
+            result, detail = "skipped", str(skip)
+        except BaseException:  # pylint: disable=broad-exception-caught
+            result, detail = "failed", traceback.format_exc()
+            failed += 1
+        line = {"name": function.__name__, "result": result, "detail": detail, "seconds": round(time.monotonic() - start, 2)}
+        print(MARK + json.dumps(line), flush=True)
+    # Not sys.exit: an exception at the interpreter's shutdown must not hide behind a clean status.
+    sys.stdout.flush()
+    return 1 if failed else 0

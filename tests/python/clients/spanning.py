@@ -1,0 +1,77 @@
+"""Two workers of four devices each: what may span them, and what says clearly that it cannot yet."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from harness import check, main, raises, server_only
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+
+@check
+@server_only
+def a_program_over_both_workers_is_refused_by_name():
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    x = jax.device_put(np.arange(16.0), NamedSharding(mesh, P("x")))
+    text = raises(jax.errors.JaxRuntimeError, lambda: jax.jit(jnp.sum)(x), "UNIMPLEMENTED")
+    assert "worker" in text, text
+    assert np.array_equal(np.asarray(x), np.arange(16.0))
+
+
+@check
+def programs_on_either_worker_run():
+    for devices in [jax.devices()[:4], jax.devices()[4:]]:
+        mesh = Mesh(np.array(devices).reshape(2, 2), ("x", "y"))
+        value = np.arange(64, dtype=np.float32).reshape(8, 8)
+        x = jax.device_put(value, NamedSharding(mesh, P("x", "y")))
+        assert np.array_equal(np.asarray(jax.jit(lambda x: x @ x.T)(x)), value @ value.T)
+
+
+@check
+def results_of_one_worker_feed_the_other():
+    meshes = [Mesh(np.array(devices), ("x",)) for devices in (jax.devices()[:4], jax.devices()[4:])]
+    step = jax.jit(lambda x: x * 2 + 1)
+    x, expected = jax.device_put(np.arange(8, dtype=np.float32), NamedSharding(meshes[0], P("x"))), np.arange(8, dtype=np.float32)
+    for i in range(6):
+        x, expected = step(x), expected * 2 + 1
+        x = jax.device_put(x, NamedSharding(meshes[(i + 1) % 2], P("x")))
+    assert np.array_equal(np.asarray(x), expected)
+
+
+@check
+def copies_of_one_device_arrays_cross():
+    value = np.random.default_rng(0).normal(size=(1 << 20,)).astype(np.float32)
+    x = jax.device_put(value, jax.devices()[0])
+    for device in (7, 1, 6, 2, 5):
+        x = jax.device_put(x, jax.devices()[device])
+    assert np.array_equal(np.asarray(x), value)
+
+
+@check
+def results_become_one_array_over_both():
+    f = jax.jit(lambda x: x + 1)
+    pieces = [f(jax.device_put(np.full((2,), i, np.float32), device)) for i, device in enumerate(jax.devices())]
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    whole = jax.make_array_from_single_device_arrays((16,), NamedSharding(mesh, P("x")), pieces)
+    assert np.array_equal(np.asarray(whole), np.repeat(np.arange(8) + 1, 2))
+
+
+@check
+def an_error_crosses_workers_with_its_words():
+    too_many = 1 << 47
+    bad = jax.jit(lambda x: jnp.broadcast_to(x, (too_many,)) + jnp.arange(too_many, dtype=jnp.float32), device=None)
+    pick = jax.jit(lambda x: x[:1])
+    x = jax.device_put(np.float32(1), jax.devices()[1])
+    for _ in range(3):
+        try:
+            y = pick(bad(x))
+            z = jax.device_put(y, jax.devices()[6])
+            raises(jax.errors.JaxRuntimeError, lambda: jax.block_until_ready(z), "Out of memory")
+        except jax.errors.JaxRuntimeError as error:
+            assert "Out of memory" in str(error)
+    assert float(jax.device_put(x, jax.devices()[6])) == 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""Brings clusters up for the end-to-end tests.
+
+A cluster is real processes of the release binary; a client is a real Python process with JAX. Clusters are kept for the
+session, one of each shape, and started when a test first asks for one.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+
+import psutil
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CLIENTS = pathlib.Path(__file__).parent / "clients"
+BINARY = pathlib.Path(os.environ.get("WAYSTATION_BINARY", ROOT / "target/release/waystation"))
+
+# The command that a held cluster runs: tells its environment, then waits until its stdin ends.
+HOLD = (
+    "import json, os, sys; f = sys.argv[1]; open(f + '.new', 'w').write(json.dumps(dict(os.environ)));"
+    "os.rename(f + '.new', f); sys.stdin.read()"
+)
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: takes minutes; `make soak` runs it")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("-m"):
+        return
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="slow: run by `make soak`"))
+
+
+def pytest_sessionstart(session):
+    if not BINARY.is_file():
+        pytest.exit(f"no binary at {BINARY}: run `make build` first, or name it in WAYSTATION_BINARY", returncode=2)
+
+
+def base_environment():
+    """The environment without what would point a client or a server somewhere."""
+    dropped = ("JAX_", "XLA_", "IFRT_PROXY", "WAYSTATION_", "ENABLE_PATHWAYS", "PYTEST_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+
+
+def wait_for(condition, seconds, what):
+    """Waits until the condition gives something true, and gives that."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"after {seconds} s still not: {what}")
+        time.sleep(0.05)
+
+
+class Cluster:
+    """One `waystation run` that is held open, and the environment that it gives to its clients."""
+
+    def __init__(self, folder, *flags):
+        self.folder = pathlib.Path(folder)
+        self.log = self.folder / "server.log"
+        told = self.folder / "environment.json"
+        command = [str(BINARY), "run", *flags, "--", sys.executable, "-c", HOLD, str(told)]
+        self._log_file = open(self.log, "wb")
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=self._log_file, stderr=subprocess.STDOUT,
+            env=base_environment(), cwd=self.folder, start_new_session=True,
+        )  # fmt: skip
+
+        def ready():
+            if self.process.poll() is not None:
+                raise AssertionError(f"{command} ended with {self.process.returncode}:\n{self.log_text()}")
+            return told.exists()
+
+        try:
+            wait_for(ready, 60, f"cluster is up; it says:\n{self.log_text()}")
+        except BaseException:
+            self.stop()
+            raise
+        self.environment = json.loads(told.read_text())
+
+    def log_text(self):
+        return self.log.read_text(errors="replace")[-4000:] if self.log.exists() else ""
+
+    def status(self):
+        with urllib.request.urlopen(self.environment["WAYSTATION_STATUS_URL"], timeout=10) as response:
+            return json.load(response)
+
+    def totals(self):
+        return self.status()["totals"]
+
+    def children(self, role=None):
+        """The server processes, or those of one role ("worker", "proxy", "resource-manager")."""
+        found = []
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                words = process.cmdline()
+                if pathlib.Path(words[0]).name == BINARY.name and (role is None or role in words[1:2]):
+                    found.append(process)
+        return found
+
+    def start_client(self, arguments, **options):
+        environment = {**self.environment, "PYTHONPATH": str(CLIENTS), "PYTHONUNBUFFERED": "1", **options.pop("env", {})}
+        return subprocess.Popen(
+            [sys.executable, *map(str, arguments)], env=environment, text=True, cwd=self.folder,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options,
+        )  # fmt: skip
+
+    def run_client(self, arguments, timeout=300, **options):
+        """Runs a client to its end; gives (status, output)."""
+        process = self.start_client(arguments, **options)
+        try:
+            output, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+            return "timed out", output
+        return process.returncode, output
+
+    def run_code(self, code, timeout=300, **options):
+        return self.run_client(["-c", code], timeout, **options)
+
+    def stop(self):
+        with contextlib.suppress(OSError, ValueError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(20)
+            raise AssertionError("the cluster did not end when its command had ended") from None
+        finally:
+            self._log_file.close()
+
+
+def server_processes():
+    """Every running process of the binary under test."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"]
+        if words and pathlib.Path(words[0]).name == BINARY.name:
+            found.append(process)
+    return found
+
+
+@pytest.fixture(scope="session")
+def clusters(tmp_path_factory):
+    """Gives the cluster of a shape: clusters(workers, devices_per_worker)."""
+    running = {}
+
+    def get(workers=1, devices=8):
+        shape = (workers, devices)
+        if shape in running and running[shape].process.poll() is not None:
+            raise AssertionError(f"the cluster {shape} has died:\n{running[shape].log_text()}")
+        if shape not in running:
+            folder = tmp_path_factory.mktemp(f"cluster-{workers}x{devices}")
+            running[shape] = Cluster(folder, "--workers", str(workers), "--devices_per_worker", str(devices))
+        return running[shape]
+
+    yield get
+    for cluster in running.values():
+        cluster.stop()
+
+
+@pytest.fixture
+def cluster(clusters):
+    """One worker with eight devices, shared by the session's tests."""
+    return clusters(1, 8)
+
+
+@pytest.fixture
+def own_cluster(tmp_path):
+    """Makes clusters of this test alone: own_cluster("--workers", "1", ...)."""
+    made = []
+
+    def make(*flags):
+        folder = tmp_path / f"cluster{len(made)}"
+        folder.mkdir()
+        made.append(Cluster(folder, *flags))
+        return made[-1]
+
+    yield make
+    for cluster in made:
+        if cluster.process.poll() is None:
+            cluster.stop()
+
+
+def kill_group(process, signal_number=signal.SIGKILL):
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal_number)

@@ -1,0 +1,71 @@
+"""Runs the client programs of `clients/` against clusters; every check of theirs is a test here."""
+
+import json
+import re
+
+import pytest
+from conftest import CLIENTS
+
+MARK = "@@check "
+
+# (program, workers, devices per worker)
+RUNS = [
+    ("devices", 1, 8),
+    ("arrays", 1, 8),
+    ("programs", 1, 8),
+    ("errors", 1, 8),
+    ("training", 1, 8),
+    ("persistence", 1, 8),
+    ("devices", 2, 4),
+    ("arrays", 2, 4),
+    ("spanning", 2, 4),
+    ("persistence", 2, 4),
+]
+
+
+def checks_of(program):
+    text = (CLIENTS / f"{program}.py").read_text()
+    return re.findall(r"^@check\n(?:@\w+\n)*def (\w+)", text, re.MULTILINE)
+
+
+CASES = [(program, shape, name) for program, *shape in RUNS for name in checks_of(program)]
+
+
+@pytest.fixture(scope="session")
+def results(clusters, tmp_path_factory):
+    """Runs each program once for each shape, when first asked; gives its checks' results."""
+    done = {}
+
+    def get(program, shape):
+        key = (program, *shape)
+        if key not in done:
+            cluster = clusters(*shape)
+            scratch = tmp_path_factory.mktemp(program)
+            status, output = cluster.run_client(
+                [CLIENTS / f"{program}.py"], timeout=600, env={"SCRATCH": str(scratch)}
+            )
+            lines = [json.loads(line[len(MARK) :]) for line in output.splitlines() if line.startswith(MARK)]
+            done[key] = (status, {line["name"]: line for line in lines}, output)
+        return done[key]
+
+    return get
+
+
+@pytest.mark.parametrize(
+    "program,shape,name", CASES, ids=[f"{program}-{shape[0]}x{shape[1]}-{name}" for program, shape, name in CASES]
+)
+def test_client(results, program, shape, name):
+    status, checks, output = results(program, tuple(shape))
+    if name not in checks:
+        pytest.fail(f"the client never got there: it ended with {status}; its last words:\n{output[-3000:]}")
+    line = checks[name]
+    if line["result"] == "skipped":
+        pytest.skip(line["detail"])
+    assert line["result"] == "passed", line["detail"]
+
+
+@pytest.mark.parametrize("program,workers,devices", RUNS)
+def test_client_ends_cleanly(results, program, workers, devices):
+    status, checks, output = results(program, (workers, devices))
+    failed = any(line["result"] == "failed" for line in checks.values())
+    assert status == (1 if failed else 0), output[-3000:]
