@@ -5,7 +5,7 @@ import signal
 import time
 
 import pytest
-from conftest import CLIENTS, wait_for
+from conftest import wait_for
 
 PRELUDE = """
 import json, os, sys, time
