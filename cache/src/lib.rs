@@ -1,1 +1,32 @@
-//! Content-addressed cache of XLA executables: memory, disk and bucket tiers.
+//! Content-addressed cache of XLA executables: a compile is first a question to memory, then to the bucket.
+//!
+//! ```text
+//! KeyInputs --> Key --> Cache::get_or_compile --> memory --> bucket --> compile once, publish in the background
+//!                        |  one flight per key   |           |
+//!                        flight.rs               tier/memory tier/bucket (over envelope.rs)
+//! ```
+//!
+//! Three promises decide everything here:
+//! * Never a wrong executable. A [`Key`] holds all that an executable depends on, and an entry is verified to the last
+//!   bit ([`envelope`]) before anyone sees it.
+//! * Never a failed job. Whatever storage does is a miss, a counter and at most one warning a minute.
+//! * Never a wait for an upload. Entries are published behind the caller; [`Cache::shutdown`] waits for them.
+
+mod breaker;
+mod cache;
+pub mod config;
+mod counters;
+mod entry;
+pub mod envelope;
+mod flight;
+mod key;
+pub mod platform;
+mod publish;
+mod quiet;
+pub mod tier;
+
+pub use cache::Cache;
+pub use config::Config;
+pub use counters::Counts;
+pub use entry::{Entry, Origin, Provenance};
+pub use key::{Key, KeyInputs, RULES, Record, Treatment};

@@ -1,0 +1,84 @@
+//! Settings of a cache. Only the command line reads flags and the environment; this is what it fills in.
+
+use std::time::Duration;
+
+use waystation_lifecycle::bucket::Bucket;
+
+use crate::envelope::Limits;
+
+/// Decoded entries kept in memory, in bytes. A large model's executable is tens of megabytes; this holds a job's worth.
+pub const MEMORY_BYTES: u64 = 512 << 20;
+
+/// Time for one look-up in the bucket, body included. A compile that takes less is cheaper than a longer wait, and a
+/// 1 GB executable arrives within it at 50 MB/s.
+pub const READ_DEADLINE: Duration = Duration::from_secs(20);
+
+/// Time for one attempt to write an entry.
+pub const WRITE_DEADLINE: Duration = Duration::from_secs(120);
+
+/// Attempts to write an entry before it is given up.
+pub const WRITE_ATTEMPTS: u32 = 4;
+
+/// First pause after a failed write or read; each further one is twice as long, up to [`BACKOFF_MAX`].
+pub const BACKOFF: Duration = Duration::from_secs(1);
+
+/// Longest pause after failures. The bucket is tried again at least this often, so it recovers by itself.
+pub const BACKOFF_MAX: Duration = Duration::from_secs(30);
+
+/// Entries that may wait for publication. Compiles are slower than uploads, so a fuller queue means a bucket in
+/// trouble, and further entries are dropped (and counted) instead of being hoarded.
+pub const QUEUE_ENTRIES: usize = 256;
+
+/// Executable bytes that may wait for publication.
+pub const QUEUE_BYTES: u64 = 1 << 30;
+
+/// Entries sealed and written at the same time.
+pub const UPLOADS: usize = 4;
+
+/// How a cache behaves. Take [`Config::default`] and change what differs.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The bucket. `None` and `memory://` both mean: this process's memory and nothing else.
+    pub location: Option<Bucket>,
+    /// Bound of the memory tier, in bytes of decoded entries. 0 keeps nothing.
+    pub memory_bytes: u64,
+    /// See [`READ_DEADLINE`].
+    pub read_deadline: Duration,
+    /// See [`WRITE_DEADLINE`].
+    pub write_deadline: Duration,
+    /// See [`WRITE_ATTEMPTS`]; at least one is made.
+    pub write_attempts: u32,
+    /// See [`BACKOFF`].
+    pub backoff: Duration,
+    /// See [`BACKOFF_MAX`].
+    pub backoff_max: Duration,
+    /// See [`QUEUE_ENTRIES`].
+    pub queue_entries: usize,
+    /// See [`QUEUE_BYTES`].
+    pub queue_bytes: u64,
+    /// See [`UPLOADS`]; at least one.
+    pub uploads: usize,
+    /// What an entry may hold at most, on both ways.
+    pub limits: Limits,
+    /// Who writes, as noted in each entry for people to read: host and process, say. Cut at 256 bytes.
+    pub writer: String,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            location: None,
+            memory_bytes: MEMORY_BYTES,
+            read_deadline: READ_DEADLINE,
+            write_deadline: WRITE_DEADLINE,
+            write_attempts: WRITE_ATTEMPTS,
+            backoff: BACKOFF,
+            backoff_max: BACKOFF_MAX,
+            queue_entries: QUEUE_ENTRIES,
+            queue_bytes: QUEUE_BYTES,
+            uploads: UPLOADS,
+            limits: Limits::default(),
+            writer: waystation_proto::BUILD_ID.to_owned(),
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Bytes to entry, believing none of them.
+
+use std::io::Read;
+
+use super::*;
+
+/// No entry has more rows in its table than there are kinds.
+const MAX_SECTIONS: u32 = 4;
+
+/// What is reserved at once for a section that is being decompressed, beyond a multiple of what is really there.
+const RESERVE_BYTES: u64 = 1 << 20;
+
+/// Usual compression is below this; a section that claims more gets its memory as its bytes come.
+const RESERVE_RATIO: u64 = 16;
+
+/// Reads an entry. Takes time in proportion to it (hashing and decompression: about a millisecond a megabyte), so above
+/// a few hundred kilobytes it belongs onto a thread that may block.
+///
+/// # Errors
+/// [`Bad`] for anything that is not, to the last bit, an entry of this format, of this key and within the limits.
+pub fn open(key: &Digest, object: &Bytes, limits: &Limits) -> Result<Opened, Bad> {
+    let actual = object.len() as u64;
+    if actual > limits.object {
+        return Err(Bad::TooLarge {
+            bytes: actual,
+            limit: limits.object,
+        });
+    }
+    // The magic is looked at before the length, so that a foreign file of any size is called one.
+    let mut reader = Reader(object);
+    let seen = object.len().min(MAGIC.len());
+    if object[..seen] != MAGIC[..seen] {
+        return Err(Bad::Foreign);
+    }
+    if object.len() < HEADER_BYTES + CHECKSUM_BYTES {
+        return Err(Bad::TooShort { bytes: actual });
+    }
+    reader.skip(MAGIC.len());
+    let format = reader.u32();
+    if format != FORMAT {
+        return Err(Bad::UnknownFormat { found: format });
+    }
+    let count = reader.u32();
+    let stated = reader.u64();
+    if stated != actual {
+        return Err(Bad::Length { stated, actual });
+    }
+    let (covered, checksum) = object.split_at(object.len() - CHECKSUM_BYTES);
+    if Sha256::digest(covered).as_slice() != checksum {
+        return Err(Bad::Checksum);
+    }
+    let found = reader.digest();
+    if found != *key {
+        return Err(Bad::WrongKey { found });
+    }
+    let sections = sections(object, count, limits)?;
+    assemble(&sections, limits, actual)
+}
+
+/// A section that lies within the object.
+struct Section {
+    kind: Kind,
+    encoding: u32,
+    stored: Bytes,
+    decoded_bytes: u64,
+}
+
+/// Reads the table and cuts the sections out; they must fill the object exactly.
+fn sections(object: &Bytes, count: u32, limits: &Limits) -> Result<Vec<Section>, Bad> {
+    if count > MAX_SECTIONS {
+        return Err(Bad::Table("more sections than there are kinds"));
+    }
+    let rows = count as usize * ROW_BYTES;
+    let end = object.len() - CHECKSUM_BYTES;
+    if end - HEADER_BYTES < rows {
+        return Err(Bad::Table("it is longer than the object"));
+    }
+    let mut table = Reader(&object[HEADER_BYTES..HEADER_BYTES + rows]);
+    let mut at = HEADER_BYTES + rows;
+    let mut sections: Vec<Section> = Vec::with_capacity(count as usize);
+    for _ in 0..count {
+        let kind = Kind::of(table.u32()).ok_or(Bad::Table("unknown kind of section"))?;
+        let encoding = table.u32();
+        let stored_bytes = table.u64();
+        let decoded_bytes = table.u64();
+        if sections.last().is_some_and(|last| last.kind >= kind) {
+            return Err(Bad::Table("kinds are not ascending"));
+        }
+        if stored_bytes > (end - at) as u64 {
+            return Err(Bad::Table("a section ends outside the object"));
+        }
+        let limit = kind.limit(limits);
+        if decoded_bytes > limit {
+            return Err(Bad::SectionTooLarge {
+                section: kind.name(),
+                bytes: decoded_bytes,
+                limit,
+            });
+        }
+        // Fits: it is not more than the rest of a slice.
+        let next = at + stored_bytes as usize;
+        sections.push(Section {
+            kind,
+            encoding,
+            stored: object.slice(at..next),
+            decoded_bytes,
+        });
+        at = next;
+    }
+    if at != end {
+        return Err(Bad::Table("bytes lie outside all sections"));
+    }
+    Ok(sections)
+}
+
+fn assemble(sections: &[Section], limits: &Limits, stored_bytes: u64) -> Result<Opened, Bad> {
+    let find = |kind| sections.iter().find(|section| section.kind == kind);
+    let required = |kind: Kind| {
+        find(kind)
+            .ok_or(Bad::Table("a section is missing"))
+            .and_then(|section| section.decode(limits))
+    };
+    let malformed = |kind: Kind, reason: String| Bad::Section {
+        section: kind.name(),
+        reason,
+    };
+    let provenance = serde_json::from_slice(&required(Kind::Provenance)?)
+        .map_err(|error| malformed(Kind::Provenance, error.to_string()))?;
+    let info = Message::decode(required(Kind::Info)?)
+        .map_err(|error| malformed(Kind::Info, error.to_string()))?;
+    let executable = required(Kind::Executable)?;
+    if executable.is_empty() {
+        return Err(malformed(Kind::Executable, "it is empty".to_owned()));
+    }
+    let text = match find(Kind::Text) {
+        None => None,
+        Some(section) => Some(
+            String::from_utf8(section.decode(limits)?.into())
+                .map_err(|error| malformed(Kind::Text, error.to_string()))?,
+        ),
+    };
+    Ok(Opened {
+        entry: Entry {
+            info,
+            executable,
+            text,
+        },
+        provenance,
+        stored_bytes,
+    })
+}
+
+impl Section {
+    /// The decoded bytes: as many as stated, not one more or less.
+    fn decode(&self, limits: &Limits) -> Result<Bytes, Bad> {
+        let bad = |reason: String| Bad::Section {
+            section: self.kind.name(),
+            reason,
+        };
+        let wrong_length = || bad("it is not as long as stated".to_owned());
+        match self.encoding {
+            ENCODING_RAW if self.stored.len() as u64 == self.decoded_bytes => {
+                Ok(self.stored.clone())
+            }
+            ENCODING_RAW => Err(wrong_length()),
+            ENCODING_ZSTD => {
+                debug_assert!(self.decoded_bytes <= self.kind.limit(limits));
+                let likely = (self.stored.len() as u64)
+                    .saturating_mul(RESERVE_RATIO)
+                    .saturating_add(RESERVE_BYTES);
+                let reserve =
+                    usize::try_from(self.decoded_bytes.min(likely)).map_err(|_| wrong_length())?;
+                let mut out = Vec::with_capacity(reserve.saturating_add(1));
+                zstd::stream::read::Decoder::with_buffer(&self.stored[..])
+                    .and_then(|decoder| {
+                        // One more than stated, to see that there is not more.
+                        decoder
+                            .take(self.decoded_bytes.saturating_add(1))
+                            .read_to_end(&mut out)
+                    })
+                    .map_err(|error| bad(error.to_string()))?;
+                if out.len() as u64 != self.decoded_bytes {
+                    return Err(wrong_length());
+                }
+                Ok(Bytes::from(out))
+            }
+            other => Err(bad(format!("it has the unknown encoding {other}"))),
+        }
+    }
+}
+
+/// Reads integers off a slice whose length has been checked.
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn skip(&mut self, bytes: usize) {
+        self.0 = self.0.get(bytes..).unwrap_or_default();
+    }
+
+    fn take<const N: usize>(&mut self) -> [u8; N] {
+        match self.0.split_first_chunk() {
+            Some((chunk, rest)) => {
+                self.0 = rest;
+                *chunk
+            }
+            // Not reached, since callers check lengths first; zeros are refused by every caller's own checks.
+            None => [0; N],
+        }
+    }
+
+    fn u32(&mut self) -> u32 {
+        u32::from_le_bytes(self.take())
+    }
+
+    fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(self.take())
+    }
+
+    fn digest(&mut self) -> Digest {
+        self.take()
+    }
+}

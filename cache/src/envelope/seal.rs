@@ -1,0 +1,106 @@
+//! Entry to bytes.
+
+use super::*;
+
+/// zstd level. Executables are machine code and protos: higher levels gain a few percent for several times the time, and
+/// writers are workers that have other things to do.
+const LEVEL: i32 = 1;
+
+/// Sections below this many bytes are not compressed: nothing would be gained.
+const COMPRESS_FROM: usize = 512;
+
+/// Writes an entry. Takes time in proportion to it (compression and hashing: some milliseconds a megabyte), so it
+/// belongs onto a thread that may block.
+///
+/// # Errors
+/// When a part is over its limit; nothing is written in part.
+pub fn seal(
+    key: &Digest,
+    entry: &Entry,
+    provenance: &Provenance,
+    limits: &Limits,
+) -> Result<Bytes, SealError> {
+    let provenance = serde_json::to_vec(provenance).map_err(|error| SealError::Encode {
+        section: Kind::Provenance.name(),
+        reason: error.to_string(),
+    })?;
+    let info = entry.info.encode_to_vec();
+    let mut sections = vec![
+        Section::new(Kind::Provenance, &provenance, limits)?,
+        Section::new(Kind::Info, &info, limits)?,
+        Section::new(Kind::Executable, &entry.executable, limits)?,
+    ];
+    if let Some(text) = &entry.text {
+        sections.push(Section::new(Kind::Text, text.as_bytes(), limits)?);
+    }
+
+    let table = sections.len() * ROW_BYTES;
+    let body: usize = sections.iter().map(|section| section.stored.len()).sum();
+    let total = HEADER_BYTES + table + body + CHECKSUM_BYTES;
+    if total as u64 > limits.object {
+        return Err(SealError::TooLarge {
+            section: "entry",
+            bytes: total as u64,
+            limit: limits.object,
+        });
+    }
+
+    let mut out = Vec::with_capacity(total);
+    out.extend_from_slice(&MAGIC);
+    out.extend_from_slice(&FORMAT.to_le_bytes());
+    out.extend_from_slice(&(sections.len() as u32).to_le_bytes());
+    out.extend_from_slice(&(total as u64).to_le_bytes());
+    out.extend_from_slice(key);
+    for section in &sections {
+        out.extend_from_slice(&(section.kind as u32).to_le_bytes());
+        out.extend_from_slice(&section.encoding.to_le_bytes());
+        out.extend_from_slice(&(section.stored.len() as u64).to_le_bytes());
+        out.extend_from_slice(&section.decoded_bytes.to_le_bytes());
+    }
+    for section in &sections {
+        out.extend_from_slice(&section.stored);
+    }
+    let checksum: Digest = Sha256::digest(&out).into();
+    out.extend_from_slice(&checksum);
+    Ok(Bytes::from(out))
+}
+
+struct Section<'a> {
+    kind: Kind,
+    encoding: u32,
+    stored: std::borrow::Cow<'a, [u8]>,
+    decoded_bytes: u64,
+}
+
+impl<'a> Section<'a> {
+    fn new(kind: Kind, data: &'a [u8], limits: &Limits) -> Result<Section<'a>, SealError> {
+        let decoded_bytes = data.len() as u64;
+        let limit = kind.limit(limits);
+        if decoded_bytes > limit {
+            return Err(SealError::TooLarge {
+                section: kind.name(),
+                bytes: decoded_bytes,
+                limit,
+            });
+        }
+        let (encoding, stored) = if data.len() < COMPRESS_FROM {
+            (ENCODING_RAW, data.into())
+        } else {
+            let packed = zstd::bulk::compress(data, LEVEL).map_err(|error| SealError::Encode {
+                section: kind.name(),
+                reason: error.to_string(),
+            })?;
+            if packed.len() < data.len() {
+                (ENCODING_ZSTD, packed.into())
+            } else {
+                (ENCODING_RAW, data.into())
+            }
+        };
+        Ok(Section {
+            kind,
+            encoding,
+            stored,
+            decoded_bytes,
+        })
+    }
+}

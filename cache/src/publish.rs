@@ -1,0 +1,210 @@
+//! Entries on their way to the tiers behind memory, off every request's path.
+//!
+//! A publication is a task: it seals the entry on a thread that may block, then writes it, a few at a time. It is
+//! bounded in number and in bytes; beyond that, entries are dropped and counted. A failed write is tried again, ever
+//! later; a few failures end it. [`Publisher::shutdown`] waits until all is written or its time is over.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::{Instrument, debug, info_span, warn};
+
+use crate::config::Config;
+use crate::counters::Counters;
+use crate::entry::{Entry, Provenance};
+use crate::envelope::{self, Limits};
+use crate::key::Key;
+use crate::quiet::Quiet;
+use crate::tier::{Put, Tier, chain};
+
+/// Bytes are accounted in units of this many, so that a semaphore's count holds them.
+const UNIT_BYTES: u64 = 4096;
+
+/// The queue.
+#[derive(Debug)]
+pub(crate) struct Publisher {
+    shared: Arc<Shared>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+    waiting: watch::Sender<usize>,
+    places: Arc<Semaphore>,
+    bytes: Arc<Semaphore>,
+    byte_units: u32,
+}
+
+#[derive(Debug)]
+struct Shared {
+    tier: Arc<dyn Tier>,
+    location: String,
+    limits: Limits,
+    attempts: u32,
+    backoff: Duration,
+    backoff_max: Duration,
+    uploads: Semaphore,
+    counters: Arc<Counters>,
+    warning: Quiet,
+}
+
+impl Publisher {
+    pub(crate) fn new(
+        tier: Arc<dyn Tier>,
+        location: String,
+        config: &Config,
+        counters: Arc<Counters>,
+    ) -> Publisher {
+        let byte_units = u32::try_from(config.queue_bytes / UNIT_BYTES)
+            .unwrap_or(u32::MAX)
+            .clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize) as u32);
+        Publisher {
+            shared: Arc::new(Shared {
+                tier,
+                location,
+                limits: config.limits,
+                attempts: config.write_attempts.max(1),
+                backoff: config.backoff,
+                backoff_max: config.backoff_max,
+                uploads: Semaphore::new(config.uploads.max(1)),
+                counters,
+                warning: Quiet::default(),
+            }),
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+            waiting: watch::Sender::new(0),
+            places: Arc::new(Semaphore::new(config.queue_entries)),
+            bytes: Arc::new(Semaphore::new(byte_units as usize)),
+            byte_units,
+        }
+    }
+
+    /// Queues an entry. Returns at once; must be called on a tokio runtime.
+    pub(crate) fn publish(&self, key: &Key, entry: &Arc<Entry>, provenance: Provenance) {
+        let Some(place) = self.place(entry) else {
+            self.shared
+                .give_up(key, "the upload queue is full or closed");
+            return;
+        };
+        let waiting = Waiting::new(self.waiting.clone());
+        let (shared, stop) = (Arc::clone(&self.shared), self.stop.clone());
+        let (key, entry) = (key.clone(), Arc::clone(entry));
+        let span = info_span!("publish", %key);
+        let work = async move {
+            let _held = (place, waiting);
+            if stop
+                .run_until_cancelled(shared.run(&key, entry, provenance))
+                .await
+                .is_none()
+            {
+                shared.give_up(&key, "the process stopped before it was written");
+            }
+        };
+        self.tasks.spawn(work.instrument(span));
+    }
+
+    /// Waits until the queue is empty, at most so long. Returns how many entries still wait.
+    ///
+    /// Cancel-safe.
+    pub(crate) async fn flush(&self, deadline: Duration) -> usize {
+        let mut waiting = self.waiting.subscribe();
+        let empty = waiting.wait_for(|&waiting| waiting == 0);
+        // The sender is ours, so only the time can end the wait otherwise.
+        let _ = tokio::time::timeout(deadline, empty).await;
+        *self.waiting.borrow()
+    }
+
+    /// Takes no more, waits as [`Publisher::flush`] does, and cuts off the rest.
+    pub(crate) async fn shutdown(&self, deadline: Duration) -> usize {
+        self.places.close();
+        let left = self.flush(deadline).await;
+        self.stop.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+        left
+    }
+
+    fn place(&self, entry: &Entry) -> Option<(OwnedSemaphorePermit, OwnedSemaphorePermit)> {
+        let place = Arc::clone(&self.places).try_acquire_owned().ok()?;
+        // An entry larger than the whole bound goes alone.
+        let units = u32::try_from(entry.memory_bytes() / UNIT_BYTES)
+            .unwrap_or(u32::MAX)
+            .clamp(1, self.byte_units);
+        let bytes = Arc::clone(&self.bytes).try_acquire_many_owned(units).ok()?;
+        Some((place, bytes))
+    }
+}
+
+impl Shared {
+    async fn run(&self, key: &Key, entry: Arc<Entry>, provenance: Provenance) {
+        let Ok(_upload) = self.uploads.acquire().await else {
+            return;
+        };
+        let (digest, limits) = (*key.digest(), self.limits);
+        let sealing = tokio::task::spawn_blocking(move || {
+            envelope::seal(&digest, &entry, &provenance, &limits)
+        });
+        match sealing.await {
+            Ok(Ok(sealed)) => self.write(key, &sealed).await,
+            Ok(Err(error)) => self.give_up(key, &error.to_string()),
+            Err(_) => self.give_up(key, "the process stopped before it was sealed"),
+        }
+    }
+
+    async fn write(&self, key: &Key, sealed: &Bytes) {
+        let mut pause = self.backoff;
+        let mut attempt = 1;
+        loop {
+            let error = match self.tier.put(key, sealed).await {
+                Ok(Put::Created) => {
+                    self.counters.bucket_writes.one();
+                    self.counters.bucket_write_bytes.add(sealed.len() as u64);
+                    debug!(bytes = sealed.len(), "entry published");
+                    return;
+                }
+                Ok(Put::Present) => {
+                    self.counters.bucket_writes_present.one();
+                    return;
+                }
+                Ok(Put::NoRoom) => {
+                    return self.give_up(key, "every slot of its key holds a bad object");
+                }
+                Err(error) => error,
+            };
+            if attempt >= self.attempts || error.is_permanent() {
+                return self.give_up(key, &chain(&error));
+            }
+            debug!(attempt, error = %chain(&error), "publishing failed, trying again");
+            attempt += 1;
+            tokio::time::sleep(pause).await;
+            pause = pause.saturating_mul(2).min(self.backoff_max);
+        }
+    }
+
+    fn give_up(&self, key: &Key, reason: &str) {
+        self.counters.bucket_write_errors.one();
+        if let Some(suppressed) = self.warning.due() {
+            warn!(
+                location = %self.location, %key, reason, suppressed,
+                "compiled program not published; other processes will compile it themselves"
+            );
+        }
+    }
+}
+
+/// Counts itself among those that wait, for as long as it lives.
+struct Waiting(watch::Sender<usize>);
+
+impl Waiting {
+    fn new(count: watch::Sender<usize>) -> Waiting {
+        count.send_modify(|count| *count += 1);
+        Waiting(count)
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.send_modify(|count| *count -= 1);
+    }
+}

@@ -1,0 +1,108 @@
+//! Where entries are kept.
+//!
+//! [`memory::Memory`] holds decoded entries and stands before all others. Behind it stand tiers of bytes, which is what
+//! [`Tier`] is for: the bucket now, a local disk between the two later. A tier of bytes verifies what it reads
+//! ([`crate::envelope`]); so whatever comes out of one is an entry, and a bad object is the tier's to count and step
+//! over.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use crate::envelope::Opened;
+use crate::key::Key;
+
+pub mod bucket;
+pub(crate) mod memory;
+
+/// A place for sealed entries outside this process's memory.
+#[async_trait]
+pub trait Tier: std::fmt::Debug + Send + Sync + 'static {
+    /// A word for logs and metrics.
+    fn name(&self) -> &'static str;
+
+    /// The entry of a key, verified. `None` where there is no good one, whatever else lies under its name.
+    ///
+    /// Ends within a time that the tier knows. Cancel-safe.
+    ///
+    /// # Errors
+    /// When the tier cannot say.
+    async fn get(&self, key: &Key) -> Result<Option<Opened>, TierError>;
+
+    /// Keeps a sealed entry, unless a good one is there. Writes over nothing.
+    ///
+    /// One attempt, within a time that the tier knows. Dropped midway, it may or may not have happened; nobody sees
+    /// half of it.
+    ///
+    /// # Errors
+    /// When it is not known to have happened.
+    async fn put(&self, key: &Key, sealed: &Bytes) -> Result<Put, TierError>;
+}
+
+/// How an entry came to be in a tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Put {
+    /// It was written.
+    Created,
+    /// Another writer's good entry is there.
+    Present,
+    /// All names that the key has are taken by bad objects.
+    NoRoom,
+}
+
+/// A tier that does not do its work.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TierError {
+    /// No answer in time.
+    #[error("no answer within {} s", deadline.as_secs_f32())]
+    NoAnswer {
+        /// How long was waited.
+        deadline: Duration,
+    },
+    /// The store said no.
+    #[error("request failed")]
+    Store(#[from] object_store::Error),
+    /// Work on another thread was cut off by the end of the runtime.
+    #[error("process is shutting down")]
+    Stopped,
+}
+
+impl TierError {
+    /// True where a wait was lost and not only a request.
+    pub fn timed_out(&self) -> bool {
+        matches!(self, TierError::NoAnswer { .. })
+    }
+
+    /// True where trying again cannot help until somebody changes something: rights, credentials, the bucket itself.
+    pub fn is_permanent(&self) -> bool {
+        use object_store::Error;
+        matches!(
+            self,
+            TierError::Store(
+                Error::PermissionDenied { .. }
+                    | Error::Unauthenticated { .. }
+                    | Error::NotSupported { .. }
+                    | Error::NotImplemented { .. }
+                    | Error::InvalidPath { .. }
+            )
+        )
+    }
+}
+
+/// An error with all its causes, for a log line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        // Some libraries repeat their cause in their own text.
+        if !text.contains(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    text
+}
