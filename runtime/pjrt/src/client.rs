@@ -113,7 +113,8 @@ impl Client {
     /// Starts a runtime. Which options exist is the plugin's matter; an unknown one is an error of most.
     ///
     /// The CPU plugin of `lammps-jax-pjrt-cpu` takes `cpu_device_count` (an integer); those of
-    /// `fastatomstruct-xla-cpu` and `xla-cpu-pjrt` take no options.
+    /// `fastatomstruct-xla-cpu` and `xla-cpu-pjrt` ignore all options and always have four devices, which is also
+    /// the default of the first.
     ///
     /// # Errors
     ///
@@ -290,6 +291,7 @@ impl Client {
     ) -> Result<Buffer, Error> {
         const FUNCTION: &str = "PJRT_Client_BufferFromHostBuffer";
         self.0.owns(memory.client, FUNCTION)?;
+        self.takes(ty, FUNCTION)?;
         let bytes = (*host).as_ref();
         let start = first_element(bytes.len(), ty, dims, byte_strides)?;
         let data = bytes.as_ptr().wrapping_add(start);
@@ -342,6 +344,7 @@ impl Client {
     ///
     /// [`crate::Code::Unimplemented`] if the plugin has no layouts extension; else what the plugin reports.
     pub fn default_layout(&self, ty: ElementType, dims: &[i64]) -> Result<String, Error> {
+        self.takes(ty, "PJRT_Layouts_PJRT_Client_GetDefaultLayout")?;
         let api = self.0.api();
         let mut args = sys::PJRT_Layouts_PJRT_Client_GetDefaultLayout_Args::new();
         args.client = self.0.raw();
@@ -369,6 +372,14 @@ impl Client {
         // SAFETY: the layout is ours and not used after this.
         unsafe { api.call_layouts(&mut args)? };
         text
+    }
+
+    /// Refuses element types at which the plugin would abort.
+    fn takes(&self, ty: ElementType, function: &'static str) -> Result<(), Error> {
+        if ty == ElementType::Token {
+            return Err(Error::invalid(function, "a token is no array"));
+        }
+        ty.known_to(self.plugin().api_version(), function)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Element types of arrays.
 
-use crate::error::Error;
+use crate::error::{Code, Error};
 
 macro_rules! element_types {
     ($($(#[$doc:meta])* $name:ident = $number:literal, $bytes:literal;)*) => {
@@ -106,6 +106,31 @@ impl ElementType {
     #[must_use]
     pub fn number(self) -> i32 {
         self as i32
+    }
+
+    /// Minor version of the C API that brought the type. A plugin aborts the process at a number that it does not
+    /// know, so younger types must not reach it.
+    fn since(self) -> i32 {
+        match self {
+            Self::F8E8M0FNU | Self::F4E2M1FN => 63,
+            Self::S1 | Self::U1 => 94,
+            _ => 0,
+        }
+    }
+
+    /// Refuses a type that a plugin of this version does not know.
+    pub(crate) fn known_to(self, version: (i32, i32), function: &'static str) -> Result<(), Error> {
+        if version >= (0, self.since()) {
+            return Ok(());
+        }
+        Err(Error::own(
+            Code::Unimplemented,
+            function,
+            format!(
+                "this plugin speaks API {}.{} and does not know the element type {self:?}; use a newer plugin",
+                version.0, version.1
+            ),
+        ))
     }
 
     /// The type that a function of the plugin reported.

@@ -93,10 +93,6 @@ impl RawEvent {
 
     /// Has `callback` called with the outcome, on a thread of the plugin or at once on this one. If it cannot
     /// be registered, the event and the callback come back with the reason.
-    #[expect(
-        clippy::result_large_err,
-        reason = "the caller gets back what it gave, to decide what to do with it"
-    )]
     pub(crate) fn on_ready<F>(self, callback: F) -> Result<(), (Error, Self, F)>
     where
         F: FnOnce(Result<(), Error>) + Send + 'static,

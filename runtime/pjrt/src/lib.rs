@@ -38,6 +38,8 @@ mod error;
 mod event;
 mod executable;
 mod execute;
+#[cfg(test)]
+mod fake;
 mod host;
 mod plugin;
 mod sys;

@@ -1,0 +1,66 @@
+//! The bindings against real CPU plugins of three ages.
+//!
+//! The plugins come from the Python environment of `WAYSTATION_TEST_PYTHON`, or else of `.venv` at the top of the
+//! repository. One that is not there fails its tests.
+
+mod arrays;
+mod dtypes;
+mod events;
+mod facts;
+mod programs;
+mod serialized;
+mod support;
+
+/// Runs each test against each plugin.
+macro_rules! on_every_plugin {
+    ($($room:ident: $($name:ident)*;)*) => {
+        on_every_plugin!(@ lammps, Lammps: $($room: $($name)*;)*);
+        on_every_plugin!(@ fastatomstruct, FastAtomStruct: $($room: $($name)*;)*);
+        on_every_plugin!(@ xla_cpu_pjrt, XlaCpuPjrt: $($room: $($name)*;)*);
+    };
+    (@ $plugin:ident, $which:ident: $($room:ident: $($name:ident)*;)*) => {
+        mod $plugin {
+            $(mod $room {
+                use crate::{$room, support::Which};
+                $(#[test]
+                fn $name() {
+                    $room::$name(Which::$which);
+                })*
+            })*
+        }
+    };
+}
+
+on_every_plugin! {
+    facts:
+        versions_and_devices
+        loading_twice_gives_one_plugin
+        layouts;
+    arrays:
+        shapes_survive
+        strides_are_followed
+        wrong_arguments_are_refused
+        copies_between_devices_and_memories
+        deletion
+        host_bytes_are_released
+        fetching_needs_room;
+    dtypes:
+        every_type_survives;
+    programs:
+        one_device
+        many_devices
+        donation
+        outputs_are_described
+        compile_errors
+        run_errors
+        wrong_argument_lists
+        optimized_program;
+    serialized:
+        loads_in_a_new_client_on_other_devices
+        garbage_is_refused;
+    events:
+        callbacks_and_futures
+        a_panicking_callback_does_no_harm
+        the_last_handle_may_go_in_a_callback
+        calls_from_many_threads;
+}
