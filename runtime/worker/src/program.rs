@@ -1,0 +1,16 @@
+//! What a compile takes and what its result says: the client's options made fit for this worker's plugin, and the description
+//! of a compiled program that goes back to the proxy and into the cache entry.
+//!
+//! Pure functions over bytes; nothing here calls the plugin.
+
+mod describe;
+mod dump;
+mod error;
+mod flags;
+mod options;
+mod sharding;
+
+pub use describe::{PluginFacts, describe};
+pub use dump::with_dump;
+pub use error::Error;
+pub use options::{Prepared, prepare};
