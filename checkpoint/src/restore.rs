@@ -235,13 +235,20 @@ impl Plan {
             reason,
         };
         let item_bytes = metadata.dtype.item_bytes();
+        let lying = || Error::Metadata {
+            array: folder.array(),
+            location: folder.location(),
+            object: folder.object(METADATA_FILE),
+            source: zarr::Error::Malformed(format!(
+                "chunks of {:?} for an array of {:?}",
+                metadata.grid.chunks(),
+                metadata.grid.shape()
+            )),
+        };
         let (Some(chunk_bytes), Some(chunk_strides)) =
             (metadata.chunk_bytes(), metadata.chunk_strides())
         else {
-            return Err(bad(format!(
-                "stored chunks of {:?} are too large",
-                metadata.grid.chunks()
-            )));
+            return Err(lying());
         };
         let array_bytes = crate::sharding::num_elements(metadata.grid.shape())
             .and_then(|n| n.checked_mul(item_bytes));
@@ -251,11 +258,7 @@ impl Plan {
                 .saturating_mul(MAX_PADDING)
                 .max(SMALL_CHUNK_BYTES)
         {
-            return Err(Error::OutOfMemory {
-                array: folder.array(),
-                bytes: chunk_bytes,
-                purpose: "one of its chunks",
-            });
+            return Err(lying());
         }
 
         let mut boxes = Vec::new();

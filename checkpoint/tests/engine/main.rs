@@ -1,0 +1,13 @@
+//! The engine against stores of this process and of this machine: what comes back is what went in, on any grid; and what is
+//! missing, damaged or lying is an error that says so.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test's helpers fail as its assertions do"
+)]
+
+mod damage;
+mod layout;
+mod round_trip;
+mod store;
+mod support;

@@ -1,0 +1,214 @@
+//! What is written here, TensorStore and Orbax read, and the reverse: every element type, bit for bit.
+//!
+//! The other side is `peer.py`, run with the Python of `WAYSTATION_TEST_PYTHON`, else of `.venv` at the top of the repository.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test's helpers fail as its assertions do"
+)]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use waystation_checkpoint::{
+    Config, Engine, IndexDomain, RestoreArray, SaveArray, zarr::Codec, zarr::DType,
+};
+use waystation_proto::xla::PrimitiveType;
+
+#[derive(Serialize, Deserialize)]
+struct Item {
+    name: String,
+    dtype: String,
+    dims: Vec<i64>,
+    #[serde(default)]
+    location: String,
+}
+
+fn python() -> PathBuf {
+    let python = std::env::var_os("WAYSTATION_TEST_PYTHON")
+        .filter(|python| !python.is_empty())
+        .map_or_else(
+            || Path::new(env!("CARGO_MANIFEST_DIR")).join("../.venv/bin/python"),
+            PathBuf::from,
+        );
+    assert!(
+        python.is_file(),
+        "no Python at {}: run `make venv`, or set WAYSTATION_TEST_PYTHON to one with orbax-checkpoint",
+        python.display()
+    );
+    python
+}
+
+fn peer(command: &str, folder: &Path) {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tensorstore/peer.py");
+    let output = Command::new(python())
+        .arg(script)
+        .arg(command)
+        .arg(folder)
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "peer.py {command}: {}\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// Elements of any bits the type has, the same in every run.
+fn elements(dtype: DType, count: usize) -> Vec<u8> {
+    let mut state = 0x2545_f491_4f6c_dd1d_u64 ^ dtype.primitive() as u64;
+    let mut bytes: Vec<u8> = (0..count * dtype.item_bytes())
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 32) as u8
+        })
+        .collect();
+    if dtype.primitive() == PrimitiveType::Pred {
+        bytes.iter_mut().for_each(|byte| *byte &= 1);
+    }
+    bytes
+}
+
+/// The elements of rows `from..to` of an array whose rows have `row` bytes.
+fn rows(bytes: &[u8], row: usize, from: i64, to: i64) -> Bytes {
+    Bytes::copy_from_slice(&bytes[from as usize * row..to as usize * row])
+}
+
+/// Saves an array in row pieces of the chunk's height, by two savers that share nothing.
+async fn save(
+    folder: &Path,
+    name: &str,
+    dtype: DType,
+    dims: &[i64],
+    chunks: &[i64],
+    codec: Codec,
+) -> Item {
+    let count = dims.iter().product::<i64>() as usize;
+    let bytes = elements(dtype, count);
+    let array = SaveArray {
+        location: folder.join("arrays").to_str().unwrap().to_owned(),
+        name: name.to_owned(),
+        dtype: dtype.primitive(),
+        dims: dims.to_vec(),
+        chunks: chunks.to_vec(),
+        codec,
+    };
+    let mut pieces = Vec::new();
+    if let (Some(&height), Some(&chunk)) = (dims.first(), chunks.first()) {
+        let row = bytes.len().checked_div(height as usize).unwrap_or(0);
+        let mut at = 0;
+        while at < height {
+            let end = height.min(at + chunk);
+            let mut domain = IndexDomain::whole(dims);
+            (domain.origin[0], domain.shape[0]) = (at, end - at);
+            pieces.push((domain, rows(&bytes, row, at, end)));
+            at = end;
+        }
+    } else {
+        pieces.push((IndexDomain::whole(dims), Bytes::from(bytes.clone())));
+    }
+    let second = pieces.split_off(pieces.len() / 2);
+    for (pieces, metadata) in [(pieces, true), (second, false)] {
+        Engine::new(Config::default())
+            .save(&array, pieces, metadata)
+            .await
+            .unwrap();
+    }
+    let mut raw = bytes;
+    dtype.clear_padding(&mut raw);
+    std::fs::write(folder.join("raw").join(format!("{name}.bin")), raw).unwrap();
+    Item {
+        name: name.to_owned(),
+        dtype: dtype.primitive().as_str_name().to_owned(),
+        dims: dims.to_vec(),
+        location: String::new(),
+    }
+}
+
+#[tokio::test]
+async fn tensorstore_and_orbax_read_what_is_written_here() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    std::fs::create_dir(folder.join("raw")).unwrap();
+    let mut listed = Vec::new();
+    for dtype in DType::all() {
+        let name = dtype.primitive().as_str_name();
+        // Uneven: the last chunk runs over the edge, in both dimensions in the second case.
+        for (kind, dims, chunks, codec) in [
+            ("zstd", &[5, 7][..], &[2, 7][..], Codec::ORBAX),
+            ("raw", &[5, 7], &[2, 4], Codec::Raw),
+            ("scalar", &[], &[], Codec::ORBAX),
+            ("empty", &[0, 3], &[0, 3], Codec::ORBAX),
+        ] {
+            listed.push(
+                save(
+                    folder,
+                    &format!("{name}.{kind}"),
+                    dtype,
+                    dims,
+                    chunks,
+                    codec,
+                )
+                .await,
+            );
+        }
+    }
+    for primitive in [PrimitiveType::F32, PrimitiveType::Bf16, PrimitiveType::S32] {
+        let dtype = DType::of(primitive).unwrap();
+        let name = format!("orbax.{}", primitive.as_str_name());
+        listed.push(save(folder, &name, dtype, &[16, 6], &[5, 3], Codec::ORBAX).await);
+    }
+    std::fs::write(
+        folder.join("list.json"),
+        serde_json::to_vec(&listed).unwrap(),
+    )
+    .unwrap();
+    peer("read", folder);
+}
+
+#[tokio::test]
+async fn what_tensorstore_and_orbax_write_is_read_here() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    peer("write", folder);
+    let listed: Vec<Item> =
+        serde_json::from_slice(&std::fs::read(folder.join("list.json")).unwrap()).unwrap();
+    assert!(listed.len() > 3 * DType::all().count());
+    let engine = Engine::new(Config::default());
+    for item in listed {
+        let raw = std::fs::read(folder.join("raw").join(format!("{}.bin", item.name))).unwrap();
+        let array = RestoreArray {
+            location: folder.join(&item.location).to_str().unwrap().to_owned(),
+            name: item.name.clone(),
+            dtype: PrimitiveType::from_str_name(&item.dtype).unwrap(),
+            dims: item.dims.clone(),
+        };
+        // The whole, and each row.
+        let mut domains = vec![IndexDomain::whole(&item.dims)];
+        let height = item.dims.first().copied().unwrap_or(0);
+        for at in 0..height {
+            let mut row = IndexDomain::whole(&item.dims);
+            (row.origin[0], row.shape[0]) = (at, 1);
+            domains.push(row);
+        }
+        let found = engine
+            .restore(&array, &domains)
+            .await
+            .unwrap_or_else(|error| panic!("{}", error.report()));
+        assert_eq!(found[0], raw, "{}", item.name);
+        let row = raw.len().checked_div(height as usize).unwrap_or(0);
+        for at in 0..height {
+            assert_eq!(
+                found[at as usize + 1],
+                rows(&raw, row, at, at + 1),
+                "{} row {at}",
+                item.name
+            );
+        }
+    }
+}
