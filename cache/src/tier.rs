@@ -1,6 +1,6 @@
 //! Where entries are kept.
 //!
-//! [`memory::Memory`] holds decoded entries and stands before all others. Behind it stand tiers of bytes, which is what
+//! The memory tier holds decoded entries and stands before all others. Behind it stand tiers of bytes, which is what
 //! [`Tier`] is for: the bucket now, a local disk between the two later. A tier of bytes verifies what it reads
 //! ([`crate::envelope`]); so whatever comes out of one is an entry, and a bad object is the tier's to count and step
 //! over.

@@ -1,0 +1,163 @@
+//! A folder in which somebody has been at the entries.
+
+use std::path::{Path, PathBuf};
+
+use waystation_cache::Origin;
+
+use crate::kit::{self, Compiler, LONG, ask};
+
+/// A folder with the entry of "a", and where it is.
+async fn filled(path: &Path) -> PathBuf {
+    let cache = kit::cache(path);
+    ask(&cache, &Compiler::default(), "a").await;
+    assert_eq!(cache.shutdown(LONG).await, 0);
+    let mut files = kit::files(path);
+    assert_eq!(files.len(), 1);
+    files.remove(0)
+}
+
+/// A bad entry is compiled anew and repaired in the next slot; the next process has a hit and the bad one still lies
+/// there.
+async fn is_stepped_over_and_repaired(path: &Path, what: &str) {
+    let compiler = Compiler::default();
+    let cache = kit::cache(path);
+    assert_eq!(
+        ask(&cache, &compiler, "a").await,
+        Origin::Compiled,
+        "{what}"
+    );
+    assert_eq!(cache.shutdown(LONG).await, 0);
+    let counts = cache.counters();
+    assert!(counts.bad_entries >= 1, "{what}");
+    assert_eq!(
+        (counts.bucket_misses, counts.bucket_writes),
+        (1, 1),
+        "{what}"
+    );
+
+    let next = kit::cache(path);
+    assert_eq!(ask(&next, &compiler, "a").await, Origin::Bucket, "{what}");
+    assert_eq!(next.counters().bad_entries, 1, "{what}");
+}
+
+#[tokio::test]
+async fn damage_of_every_kind_is_a_miss_and_repaired() {
+    type Damage = fn(&mut Vec<u8>);
+    let kinds: [(&str, Damage); 8] = [
+        ("an empty object", |o| o.clear()),
+        ("a foreign file", |o| *o = b"\x7fELF and so on".repeat(50)),
+        ("cut in the header", |o| o.truncate(40)),
+        ("cut in the body", |o| o.truncate(o.len() / 2)),
+        ("cut by one byte", |o| o.truncate(o.len() - 1)),
+        ("a bit flipped in the executable", |o| {
+            let at = o.len() - 60;
+            o[at] ^= 4;
+        }),
+        ("a byte more", |o| o.push(0)),
+        ("another format", |o| o[8] = 77),
+    ];
+    for (what, damage) in kinds {
+        let temp = tempfile::tempdir().unwrap();
+        let file = filled(temp.path()).await;
+        let mut object = std::fs::read(&file).unwrap();
+        damage(&mut object);
+        std::fs::write(&file, object).unwrap();
+        is_stepped_over_and_repaired(temp.path(), what).await;
+    }
+}
+
+#[tokio::test]
+async fn an_entry_under_another_key_is_a_miss() {
+    let temp = tempfile::tempdir().unwrap();
+    let a = filled(temp.path()).await;
+    let other = tempfile::tempdir().unwrap();
+    let cache = kit::cache(other.path());
+    ask(&cache, &Compiler::default(), "b").await;
+    cache.shutdown(LONG).await;
+    std::fs::copy(&kit::files(other.path())[0], &a).unwrap();
+    is_stepped_over_and_repaired(temp.path(), "the entry of another program").await;
+}
+
+#[tokio::test]
+async fn when_every_slot_is_bad_the_job_goes_on_without() {
+    let temp = tempfile::tempdir().unwrap();
+    let file = filled(temp.path()).await;
+    for slot in 0..4 {
+        std::fs::write(file.with_file_name(slot.to_string()), b"rubbish").unwrap();
+    }
+    let compiler = Compiler::default();
+    let cache = kit::cache(temp.path());
+    assert_eq!(ask(&cache, &compiler, "a").await, Origin::Compiled);
+    assert_eq!(ask(&cache, &compiler, "a").await, Origin::Memory);
+    assert_eq!(cache.shutdown(LONG).await, 0);
+    let counts = cache.counters();
+    assert_eq!((counts.bucket_writes, counts.bucket_write_errors), (0, 1));
+    assert_eq!(
+        counts.bad_entries, 8,
+        "each slot once on reading and once on writing"
+    );
+    assert_eq!(kit::files(temp.path()).len(), 4);
+}
+
+#[tokio::test]
+async fn the_newest_of_the_other_slots_is_tried_first() {
+    let temp = tempfile::tempdir().unwrap();
+    let file = filled(temp.path()).await;
+    // Slot 0 has been swept, 2 is older than 3; 7 and a folder are nobody's.
+    std::fs::rename(&file, file.with_file_name("3")).unwrap();
+    let older = file.with_file_name("2");
+    std::fs::write(&older, b"rubbish").unwrap();
+    let past = std::time::SystemTime::now() - std::time::Duration::from_secs(100);
+    let times = std::fs::FileTimes::new().set_modified(past);
+    std::fs::File::options()
+        .write(true)
+        .open(&older)
+        .unwrap()
+        .set_times(times)
+        .unwrap();
+    std::fs::write(file.with_file_name("7"), b"foreign").unwrap();
+    std::fs::create_dir(file.with_file_name("1")).unwrap();
+    let cache = kit::cache(temp.path());
+    let compiler = Compiler::default();
+    assert_eq!(ask(&cache, &compiler, "a").await, Origin::Bucket);
+    assert_eq!(
+        cache.counters().bad_entries,
+        0,
+        "the older one was not read"
+    );
+}
+
+#[tokio::test]
+async fn a_folder_where_the_entry_should_be_is_a_miss() {
+    let temp = tempfile::tempdir().unwrap();
+    let file = filled(temp.path()).await;
+    std::fs::remove_file(&file).unwrap();
+    std::fs::create_dir(&file).unwrap();
+    let cache = kit::cache(temp.path());
+    let compiler = Compiler::default();
+    assert_eq!(ask(&cache, &compiler, "a").await, Origin::Compiled);
+    cache.shutdown(LONG).await;
+    assert_eq!(cache.counters().bucket_writes, 1, "{:?}", cache.counters());
+    assert_eq!(
+        ask(&kit::cache(temp.path()), &compiler, "a").await,
+        Origin::Bucket
+    );
+}
+
+#[tokio::test]
+async fn an_entry_that_the_plugin_refuses_is_not_asked_for_again() {
+    let temp = tempfile::tempdir().unwrap();
+    filled(temp.path()).await;
+    let compiler = Compiler::default();
+    let cache = kit::cache(temp.path());
+    assert_eq!(ask(&cache, &compiler, "a").await, Origin::Bucket);
+    cache.reject(&kit::key("a"));
+    assert!(cache.get(&kit::key("a")).await.is_none());
+    assert_eq!(ask(&cache, &compiler, "a").await, Origin::Compiled);
+    assert_eq!(ask(&cache, &compiler, "a").await, Origin::Memory);
+    let counts = cache.counters();
+    assert_eq!(
+        (counts.rejected, counts.bucket_hits, counts.compiles),
+        (1, 1, 1)
+    );
+}

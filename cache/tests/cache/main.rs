@@ -1,0 +1,8 @@
+//! The cache as a worker uses it: over folders, over stores that fail, by several processes' worth of instances.
+
+mod bad_entries;
+mod faults;
+mod faulty;
+mod flights;
+mod kit;
+mod sharing;
