@@ -1,5 +1,7 @@
 //! The cache as a worker uses it: over folders, over stores that fail, by several processes' worth of instances.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod bad_entries;
 mod faults;
 mod faulty;
