@@ -1,7 +1,7 @@
 """Makes the artifacts in this folder, as JAX's client makes what it sends.
 
 Run with a Python that has JAX (made with jaxlib 0.12.0.1):  python make.py [FOLDER]
-The bytes carry this file's path and line numbers, so another run gives other bytes and the same digests.
+The bytes carry this file's line numbers, so another version of it gives other bytes and the same digests.
 """
 
 import os
@@ -14,9 +14,13 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 import jax.numpy as jnp
 from jax._src.interpreters import mlir as jax_mlir
+from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxlib import _jax
 from jaxlib.mlir import ir
+
+# Keeps the place of this checkout out of the files.
+jax.config.update("jax_hlo_source_file_canonicalization_regex", ".*/golden/")
 
 FOLDER = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else __file__).resolve()
 FOLDER = FOLDER if FOLDER.is_dir() else FOLDER.parent
@@ -85,6 +89,37 @@ def main():
         donate_argnums=0,
         keep_unused=True,
     )
+
+    digests()
+
+
+# One function in two files: what differs is where it was written. The others each change one thing of it.
+SOURCE = """
+def step(x, w):
+    def layer(carry, row):
+        with jax.named_scope("{scope}"):
+            return jnp.tanh(carry @ w) * {factor} + row, carry.sum()
+    return jax.lax.scan(layer, x, jnp.arange(12.0).reshape(3, 4))
+"""
+
+
+def digests():
+    def step(path="/home/one/train.py", lines=0, scope="layer", factor=2):
+        names = {"jax": jax, "jnp": jnp}
+        source = "\n" * lines + SOURCE.format(scope=scope, factor=factor)
+        exec(compile(source, path, "exec"), names)
+        return names["step"]
+
+    x, w = array(4, sharding=on("x")), array(4, 4, sharding=on())
+    program("step", step(), x, w)
+    program("step_elsewhere", step("/srv/jobs/7/very/deep/main.py", 300, "block"), x, w)
+    program("step_constant", step(factor=3), x, w)
+    program("step_sharding", step(), array(4, sharding=on("y")), w)
+    program("step_donation", step(), x, w, donate_argnums=0)
+    column_major = Format(Layout(major_to_minor=(1, 0)), on())
+    program("step_layout", step(), x, w, in_shardings=(on("x"), column_major))
+    callback = lambda x: jax.pure_callback(lambda y: y, x, x)
+    program("callback", callback, array(3))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,154 @@
+//! Digests of real artifacts (`golden/make.py` made them), and of damaged ones.
+
+use std::collections::HashSet;
+
+use proptest::prelude::*;
+use waystation_stablehlo::{Error, Refusal, digest};
+
+macro_rules! golden {
+    ($name:literal) => {
+        include_bytes!(concat!("golden/", $name, ".mlirbc")).as_slice()
+    };
+}
+
+const STEP: &[u8] = golden!("step");
+
+const CHANGED: [(&str, &[u8]); 4] = [
+    ("constant", golden!("step_constant")),
+    ("sharding", golden!("step_sharding")),
+    ("donation", golden!("step_donation")),
+    ("layout", golden!("step_layout")),
+];
+
+const OTHERS: [&[u8]; 7] = [
+    golden!("elements"),
+    golden!("odd_types"),
+    golden!("donated"),
+    golden!("unused"),
+    golden!("kept_unused"),
+    golden!("nothing"),
+    golden!("sharded"),
+];
+
+fn contains(bytes: &[u8], text: &str) -> bool {
+    bytes
+        .windows(text.len())
+        .any(|window| window == text.as_bytes())
+}
+
+#[test]
+fn a_program_has_one_digest_wherever_it_was_written() {
+    let elsewhere = golden!("step_elsewhere");
+    assert!(
+        contains(STEP, "/home/one/train.py")
+            && contains(elsewhere, "/srv/jobs/7/very/deep/main.py")
+    );
+    assert!(
+        contains(STEP, "body/eval_jaxpr/layer") && contains(elsewhere, "body/eval_jaxpr/block")
+    );
+    assert_eq!(digest(STEP), digest(elsewhere));
+}
+
+#[test]
+fn the_digest_is_fixed() {
+    // Entries in buckets are named by it. When the rules change on purpose, so must the algorithm's name, and this.
+    let hex: String = digest(STEP)
+        .expect("readable")
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    assert_eq!(
+        hex,
+        "14a151e82f53cdcfbc70dc03a09da1dcb21b9957f9f2f0b26aac12b10948524b"
+    );
+}
+
+#[test]
+fn a_change_of_the_program_changes_the_digest() {
+    let mut seen = HashSet::from([digest(STEP).expect("readable")]);
+    for (what, program) in CHANGED {
+        assert!(seen.insert(digest(program).expect(what)), "{what}");
+    }
+    for (index, program) in OTHERS.iter().enumerate() {
+        assert!(
+            seen.insert(digest(program).expect("readable")),
+            "program {index} looks like another"
+        );
+    }
+}
+
+#[test]
+fn the_producers_name_has_no_say() {
+    let mut other = STEP.to_vec();
+    assert_eq!(&other[5..21], b"StableHLO_v1.16.");
+    other[20] = b'9';
+    assert_eq!(digest(&other), digest(STEP));
+}
+
+#[test]
+fn a_callback_is_refused_by_name_and_has_no_raw_key_either() {
+    let refusal = digest(golden!("callback")).expect_err("refused");
+    assert_eq!(
+        refusal,
+        Refusal::Uncacheable {
+            construct: "xla_ffi_python_cpu_callback".into()
+        }
+    );
+    assert!(!refusal.allows_raw_key());
+}
+
+#[test]
+fn an_unknown_op_is_refused_by_name_and_may_be_keyed_on_its_bytes() {
+    let place = STEP.windows(8).position(|window| window == b"tanh_v2\0");
+    let mut newer = STEP.to_vec();
+    newer[place.expect("the op is there") + 6] = b'9';
+    let refusal = digest(&newer).expect_err("refused");
+    assert_eq!(
+        refusal,
+        Refusal::Unreadable(Error::Unsupported {
+            construct: "the op vhlo.tanh_v9".into()
+        })
+    );
+    assert!(refusal.allows_raw_key());
+}
+
+#[test]
+fn a_cut_program_has_no_digest() {
+    for length in 0..STEP.len() {
+        assert!(digest(&STEP[..length]).is_err(), "cut at {length}");
+    }
+}
+
+#[test]
+fn a_flipped_bit_never_panics() {
+    for program in OTHERS.iter().chain([&golden!("callback")]) {
+        let mut damaged = program.to_vec();
+        // One bit of every byte, another each time: all of them would take a minute without optimisation.
+        for (place, bit) in (0..program.len()).zip((0..8).cycle().step_by(3)) {
+            damaged[place] ^= 1 << bit;
+            let _ = digest(&damaged);
+            damaged[place] ^= 1 << bit;
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_damage_panics(
+        edits in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 1..6),
+    ) {
+        let mut program = STEP.to_vec();
+        for (place, byte) in edits {
+            let place = place.index(program.len());
+            program[place] = byte;
+        }
+        let _ = digest(&program);
+    }
+
+    #[test]
+    fn random_bytes_behind_a_good_head_have_no_digest(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        let mut program = STEP[..22].to_vec();
+        program.extend(bytes);
+        prop_assert!(digest(&program).is_err());
+    }
+}
