@@ -10,25 +10,23 @@
 //!   deleted: what is not committed is the client's (Orbax's) to remove or to write over.
 //! - Retries are the store's (see `waystation_lifecycle::bucket`); a failed request here has been retried where that helps.
 
+mod folder;
+
 use std::collections::HashMap;
 use std::future::Future;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt as _};
+use object_store::ObjectStoreExt as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use waystation_lifecycle::bucket::{Bucket, Location};
+use waystation_lifecycle::bucket::Bucket;
 
-use crate::persistence::check_name;
+pub(crate) use self::folder::{Folder, Purpose};
 use crate::{Error, Result};
 
 /// Memory is handed out in units of this many bytes: a semaphore counts to 2^32 at a time, a chunk may be larger.
 const MEMORY_UNIT: usize = 4096;
-/// Open buckets remembered. A job uses one or two; the bound is for clients that make up names.
-const MAX_OPEN_BUCKETS: usize = 64;
 
 /// The limits of an [`Engine`].
 #[derive(Debug, Clone)]
@@ -70,25 +68,6 @@ struct Shared {
     buckets: Mutex<HashMap<String, Bucket>>,
 }
 
-/// Whether a location is to be written to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Purpose {
-    Read,
-    Write,
-}
-
-/// The folder of one array in an open store.
-#[derive(Debug, Clone)]
-pub(crate) struct Folder {
-    store: Arc<dyn ObjectStore>,
-    /// The checkpoint's prefix in the store.
-    prefix: Path,
-    /// The array's path below that.
-    name: String,
-    /// The checkpoint, for messages.
-    location: String,
-}
-
 impl Engine {
     /// An engine with these limits; zeros count as one.
     #[must_use]
@@ -113,76 +92,6 @@ impl Engine {
     /// How many chunks of one array are worth having in flight.
     pub(crate) fn width(&self) -> usize {
         self.shared.config.requests.max(1)
-    }
-
-    /// Opens the folder of array `name` at `location`, as a client named both.
-    pub(crate) async fn open(
-        &self,
-        location: &str,
-        name: &str,
-        purpose: Purpose,
-    ) -> Result<Folder> {
-        check(name)?;
-        let parsed = Location::parse(location).map_err(|source| Error::Location {
-            location: location.to_owned(),
-            source: Box::new(source),
-        })?;
-        let (root, prefix) = split(parsed);
-        if let Location::Memory = root {
-            return Err(Error::UnusableLocation {
-                location: location.to_owned(),
-                reason: "is forgotten at once; use a file://, gs:// or s3:// location",
-            });
-        }
-        if purpose == Purpose::Read
-            && let Location::File(path) = &root
-            && !is_dir(path.clone()).await
-        {
-            return Err(Error::UnusableLocation {
-                location: location.to_owned(),
-                reason: "is no directory of this host",
-            });
-        }
-        let bucket = self.bucket(location, root).await?;
-        Folder::new(&bucket, prefix, name, location)
-    }
-
-    async fn bucket(&self, location: &str, root: Location) -> Result<Bucket> {
-        // Folders are cheap to open and come and go; only clients of cloud stores are kept.
-        let key = (!matches!(root, Location::File(_))).then(|| root.to_string());
-        if let Some(key) = &key
-            && let Some(bucket) = self.buckets().get(key)
-        {
-            return Ok(bucket.clone());
-        }
-        let opened = tokio::task::spawn_blocking(move || Bucket::open(&root)).await;
-        let bucket = opened
-            .map_err(|source| Error::CutOff {
-                operation: "opening",
-                object: "the checkpoint".to_owned(),
-                location: location.to_owned(),
-                source,
-            })?
-            .map_err(|source| Error::Location {
-                location: location.to_owned(),
-                source: Box::new(source),
-            })?;
-        if let Some(key) = key {
-            let mut buckets = self.buckets();
-            if buckets.len() >= MAX_OPEN_BUCKETS {
-                buckets.clear();
-            }
-            buckets.insert(key, bucket.clone());
-        }
-        Ok(bucket)
-    }
-
-    fn buckets(&self) -> std::sync::MutexGuard<'_, HashMap<String, Bucket>> {
-        // A map of clients is whole after any panic.
-        self.shared
-            .buckets
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for room to stage `bytes`. Cancel-safe. The room is given back when the permit is dropped.
@@ -259,79 +168,6 @@ impl Engine {
     }
 }
 
-impl Folder {
-    /// The folder of array `name` below `prefix` of an open bucket.
-    pub(crate) fn new(bucket: &Bucket, prefix: Path, name: &str, location: &str) -> Result<Self> {
-        check(name)?;
-        Ok(Self {
-            store: Arc::clone(bucket.store()),
-            prefix,
-            name: name.to_owned(),
-            location: location.to_owned(),
-        })
-    }
-
-    /// The array's name.
-    pub(crate) fn array(&self) -> String {
-        self.name.clone()
-    }
-
-    /// The checkpoint, for messages.
-    pub(crate) fn location(&self) -> String {
-        self.location.clone()
-    }
-
-    /// The name of a file of the array below the checkpoint, for messages.
-    pub(crate) fn object(&self, file: &str) -> String {
-        if self.name.is_empty() {
-            file.to_owned()
-        } else {
-            format!("{}/{file}", self.name)
-        }
-    }
-
-    fn path(&self, file: &str) -> Result<Path> {
-        // Taken as they are: names are not encoded, for Orbax and TensorStore do not encode them.
-        let below = self.object(file);
-        let full = if self.prefix.as_ref().is_empty() {
-            below
-        } else {
-            format!("{}/{below}", self.prefix)
-        };
-        Path::parse(&full).map_err(|source| {
-            self.storage("naming", file, object_store::Error::InvalidPath { source })
-        })
-    }
-
-    pub(crate) fn storage(
-        &self,
-        operation: &'static str,
-        file: &str,
-        source: object_store::Error,
-    ) -> Error {
-        Error::Storage {
-            operation,
-            object: self.object(file),
-            location: self.location(),
-            source: Box::new(source),
-        }
-    }
-
-    pub(crate) fn cut_off(
-        &self,
-        operation: &'static str,
-        file: &str,
-        source: tokio::task::JoinError,
-    ) -> Error {
-        Error::CutOff {
-            operation,
-            object: self.object(file),
-            location: self.location(),
-            source,
-        }
-    }
-}
-
 /// Runs `work` for at most `timeout` (for ever when `None`). Work that is cut off stops as the engine's contract says.
 ///
 /// # Errors
@@ -348,40 +184,4 @@ pub async fn within<T>(
             Err(_) => Err(Error::TimedOut { operation, after }),
         },
     }
-}
-
-/// A location's store (a whole bucket, or a folder) and what is left of it as a prefix.
-fn split(location: Location) -> (Location, Path) {
-    let empty = String::new();
-    match location {
-        // The prefix has been parsed as a path by `Location`.
-        Location::Gcs { bucket, prefix } => (
-            Location::Gcs {
-                bucket,
-                prefix: empty,
-            },
-            Path::parse(prefix).unwrap_or_default(),
-        ),
-        Location::S3 { bucket, prefix } => (
-            Location::S3 {
-                bucket,
-                prefix: empty,
-            },
-            Path::parse(prefix).unwrap_or_default(),
-        ),
-        other => (other, Path::default()),
-    }
-}
-
-async fn is_dir(path: PathBuf) -> bool {
-    tokio::fs::metadata(path)
-        .await
-        .is_ok_and(|metadata| metadata.is_dir())
-}
-
-fn check(name: &str) -> Result<()> {
-    check_name(name).map_err(|reason| Error::BadRequest {
-        array: name.to_owned(),
-        reason: format!("the name {reason}"),
-    })
 }

@@ -282,3 +282,60 @@ fn storage_code(error: &object_store::Error) -> Code {
 
 /// A result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn storage(source: object_store::Error) -> Error {
+        Error::Storage {
+            operation: "writing",
+            object: "w/0.0".to_owned(),
+            location: "/c".to_owned(),
+            source: Box::new(source),
+        }
+    }
+
+    fn system(kind: ErrorKind) -> Error {
+        storage(object_store::Error::Generic {
+            store: "LocalFileSystem",
+            source: Box::new(std::io::Error::from(kind)),
+        })
+    }
+
+    #[test]
+    fn what_the_system_says_decides_the_code() {
+        for (kind, code) in [
+            (ErrorKind::StorageFull, Code::ResourceExhausted),
+            (ErrorKind::QuotaExceeded, Code::ResourceExhausted),
+            (ErrorKind::PermissionDenied, Code::PermissionDenied),
+            (ErrorKind::ReadOnlyFilesystem, Code::FailedPrecondition),
+            (ErrorKind::NotADirectory, Code::FailedPrecondition),
+            (ErrorKind::InvalidFilename, Code::InvalidArgument),
+            (ErrorKind::ConnectionReset, Code::Unavailable),
+            (ErrorKind::TimedOut, Code::Unavailable),
+        ] {
+            assert_eq!(system(kind).code(), code, "{kind:?}");
+        }
+        let denied = object_store::Error::PermissionDenied {
+            path: "w".to_owned(),
+            source: "no".into(),
+        };
+        assert_eq!(storage(denied).code(), Code::PermissionDenied);
+        let gone = object_store::Error::NotFound {
+            path: "w".to_owned(),
+            source: "no".into(),
+        };
+        assert_eq!(storage(gone).code(), Code::FailedPrecondition);
+    }
+
+    #[test]
+    fn a_report_says_each_thing_once() {
+        let report = system(ErrorKind::StorageFull).report();
+        assert!(
+            report.starts_with("writing w/0.0 in /c failed: "),
+            "{report}"
+        );
+        assert_eq!(report.matches("no storage space").count(), 1, "{report}");
+    }
+}

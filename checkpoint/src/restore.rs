@@ -4,30 +4,20 @@
 //! stored is checked against what is asked for before a chunk is read. Every chunk that holds an element of some box is
 //! read and decoded once, however many boxes need it; no other chunk is touched.
 
-use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+mod plan;
+
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use waystation_lifecycle::bucket::Bucket;
 use waystation_proto::xla::PrimitiveType;
 
+use self::plan::{Failure, Plan};
 use crate::engine::{Engine, Folder, Purpose};
-use crate::save::zeroed;
 use crate::sharding::IndexDomain;
-use crate::strided::{self, Side};
-use crate::zarr::{
-    self, ChunkIndex, DType, Grid, MAX_METADATA_BYTES, METADATA_FILE, Metadata, Order,
-};
+use crate::zarr::{self, ChunkIndex, DType, Grid, MAX_METADATA_BYTES, METADATA_FILE, Metadata};
 use crate::{Error, Result};
-
-/// The most chunks of one array read by one call. More would be a hostile grid, or one that no store could serve.
-const MAX_CHUNKS: u64 = 1 << 22;
-/// A chunk may be this many times the array it belongs to, and no larger than that unless it is small: a small file must not
-/// be able to claim all memory. Edge chunks are padded, to less than twice the array a dimension.
-const MAX_PADDING: usize = 16;
-/// A chunk of at most this many bytes is read whatever the array's size.
-const SMALL_CHUNK_BYTES: usize = 256 << 20;
 
 /// An array to restore, as the client asked for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -131,8 +121,7 @@ impl Engine {
     ) -> Result<Vec<Bytes>> {
         let metadata = self.read_metadata(&folder).await?;
         check_stored(&folder, array, &metadata)?;
-        let (plan, slots) = Plan::new(&folder, metadata, domains)?;
-        let plan = Arc::new(plan);
+        let plan = Arc::new(Plan::new(&folder, metadata, domains)?);
 
         let job = {
             let (engine, plan) = (self.clone(), Arc::clone(&plan));
@@ -141,19 +130,12 @@ impl Engine {
                 async move { engine.read_chunk(&folder, plan, chunk).await }
             }
         };
-        stream::iter(plan.chunks.clone())
+        stream::iter(plan.chunks())
             .map(job)
             .buffer_unordered(self.width())
             .try_collect::<()>()
             .await?;
-
-        // Each chunk has been copied to every box it touches, so every box is full.
-        let boxes: Vec<Bytes> = plan
-            .boxes
-            .iter()
-            .map(|target| Bytes::from(std::mem::take(&mut *lock(&target.bytes))))
-            .collect();
-        Ok(slots.into_iter().map(|slot| boxes[slot].clone()).collect())
+        Ok(plan.take())
     }
 
     async fn read_chunk(&self, folder: &Folder, plan: Arc<Plan>, chunk: ChunkIndex) -> Result<()> {
@@ -198,185 +180,6 @@ impl Engine {
     }
 }
 
-/// What a restore does, checked, and what it has read.
-struct Plan {
-    metadata: Metadata,
-    chunk_bytes: usize,
-    chunk_strides: Vec<usize>,
-    /// The distinct boxes wanted.
-    boxes: Vec<Target>,
-    /// The chunks that hold an element of some box.
-    chunks: BTreeSet<ChunkIndex>,
-}
-
-/// A box wanted, and its elements as far as they have been read.
-struct Target {
-    domain: IndexDomain,
-    len: usize,
-    strides: Vec<usize>,
-    /// Empty until the first chunk comes.
-    bytes: Mutex<Vec<u8>>,
-}
-
-enum Failure {
-    Corrupt(zarr::Error),
-    OutOfMemory(usize),
-}
-
-impl Plan {
-    /// Also gives for each of `domains` the number of its box.
-    fn new(
-        folder: &Folder,
-        metadata: Metadata,
-        domains: &[IndexDomain],
-    ) -> Result<(Self, Vec<usize>)> {
-        let bad = |reason: String| Error::BadRequest {
-            array: folder.array(),
-            reason,
-        };
-        let item_bytes = metadata.dtype.item_bytes();
-        let lying = || Error::Metadata {
-            array: folder.array(),
-            location: folder.location(),
-            object: folder.object(METADATA_FILE),
-            source: zarr::Error::Malformed(format!(
-                "chunks of {:?} for an array of {:?}",
-                metadata.grid.chunks(),
-                metadata.grid.shape()
-            )),
-        };
-        let (Some(chunk_bytes), Some(chunk_strides)) =
-            (metadata.chunk_bytes(), metadata.chunk_strides())
-        else {
-            return Err(lying());
-        };
-        let array_bytes = crate::sharding::num_elements(metadata.grid.shape())
-            .and_then(|n| n.checked_mul(item_bytes));
-        if chunk_bytes
-            > array_bytes
-                .unwrap_or(0)
-                .saturating_mul(MAX_PADDING)
-                .max(SMALL_CHUNK_BYTES)
-        {
-            return Err(lying());
-        }
-
-        let mut boxes = Vec::new();
-        let mut chunks = BTreeSet::new();
-        let mut numbers: HashMap<&IndexDomain, usize> = HashMap::new();
-        let mut slots = Vec::with_capacity(domains.len());
-        for domain in domains {
-            if let Some(&number) = numbers.get(domain) {
-                slots.push(number);
-                continue;
-            }
-            if !domain.lies_in(metadata.grid.shape()) {
-                return Err(bad(format!(
-                    "piece {domain:?} is not inside shape {:?}",
-                    metadata.grid.shape()
-                )));
-            }
-            let len = domain
-                .num_elements()
-                .and_then(|n| n.checked_mul(item_bytes));
-            let strides = strided::row_major(&domain.shape, item_bytes);
-            let (Some(len), Some(strides)) = (len, strides) else {
-                return Err(bad(format!("piece {domain:?} is too large")));
-            };
-            let wanted = metadata
-                .grid
-                .num_chunks_of(domain)
-                .saturating_add(chunks.len() as u64);
-            if wanted > MAX_CHUNKS {
-                return Err(bad(format!(
-                    "it is stored in {wanted} chunks or more, at most {MAX_CHUNKS} are read at once"
-                )));
-            }
-            chunks.extend(metadata.grid.chunks_of(domain));
-            numbers.insert(domain, boxes.len());
-            slots.push(boxes.len());
-            boxes.push(Target {
-                domain: domain.clone(),
-                len,
-                strides,
-                bytes: Mutex::new(Vec::new()),
-            });
-        }
-        Ok((
-            Self {
-                metadata,
-                chunk_bytes,
-                chunk_strides,
-                boxes,
-                chunks,
-            },
-            slots,
-        ))
-    }
-
-    /// Decodes a chunk and copies it to every box it touches.
-    fn place(&self, stored: &[u8], chunk: &[i64]) -> std::result::Result<(), Failure> {
-        let dtype = self.metadata.dtype;
-        let mut elements = self
-            .metadata
-            .codec
-            .decode(stored, self.chunk_bytes)
-            .map_err(Failure::Corrupt)?;
-        if self.metadata.big_endian {
-            dtype.swap_bytes(&mut elements);
-        }
-        dtype.clear_padding(&mut elements);
-
-        let held = self.metadata.grid.domain(chunk);
-        let whole = held.shape == self.metadata.grid.chunks() && self.metadata.order == Order::C;
-        let mut moved = None;
-        for target in &self.boxes {
-            let Some(shared) = held.intersect(&target.domain) else {
-                continue;
-            };
-            if whole && target.domain == held {
-                // Boxes are distinct, so there is one such at most: it takes the chunk as it is, after the others.
-                moved = Some(target);
-                continue;
-            }
-            let from: Vec<i64> = shared
-                .origin
-                .iter()
-                .zip(&held.origin)
-                .map(|(a, b)| a - b)
-                .collect();
-            let to: Vec<i64> = shared
-                .origin
-                .iter()
-                .zip(&target.domain.origin)
-                .map(|(a, b)| a - b)
-                .collect();
-            let mut bytes = lock(&target.bytes);
-            if bytes.is_empty() {
-                *bytes = zeroed(target.len).ok_or(Failure::OutOfMemory(target.len))?;
-            }
-            strided::copy(
-                &elements,
-                &Side {
-                    strides: &self.chunk_strides,
-                    origin: &from,
-                },
-                &mut bytes,
-                &Side {
-                    strides: &target.strides,
-                    origin: &to,
-                },
-                &shared.shape,
-                dtype.item_bytes(),
-            );
-        }
-        if let Some(target) = moved {
-            *lock(&target.bytes) = elements;
-        }
-        Ok(())
-    }
-}
-
 fn check_stored(folder: &Folder, array: &RestoreArray, metadata: &Metadata) -> Result<()> {
     let stored = metadata.grid.shape();
     if stored != array.dims {
@@ -396,9 +199,4 @@ fn check_stored(folder: &Folder, array: &RestoreArray, metadata: &Metadata) -> R
         });
     }
     Ok(())
-}
-
-fn lock(bytes: &Mutex<Vec<u8>>) -> std::sync::MutexGuard<'_, Vec<u8>> {
-    // A poisoned box belongs to a restore that has failed already.
-    bytes.lock().unwrap_or_else(PoisonError::into_inner)
 }

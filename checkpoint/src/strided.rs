@@ -1,4 +1,4 @@
-//! Copies of boxes between byte buffers with different strides.
+//! Byte buffers of arrays, and copies of boxes between them.
 
 /// The strides of a dense row-major array, in bytes, one a dimension; `None` when an extent is negative or they do not fit.
 pub(crate) fn row_major(dims: &[i64], item_bytes: usize) -> Option<Vec<usize>> {
@@ -7,6 +7,14 @@ pub(crate) fn row_major(dims: &[i64], item_bytes: usize) -> Option<Vec<usize>> {
         strides[d - 1] = strides[d].checked_mul(usize::try_from(dims[d]).ok()?)?;
     }
     Some(strides)
+}
+
+/// Zeros, or `None` when there is no memory for them.
+pub(crate) fn zeroed(len: usize) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(len).ok()?;
+    bytes.resize(len, 0);
+    Some(bytes)
 }
 
 /// One side of a copy: a box inside a buffer.

@@ -17,7 +17,7 @@ mod metadata;
 
 pub use self::codec::{Codec, ZSTD_LEVEL};
 pub use self::dtype::DType;
-pub use self::grid::{ChunkIndex, Grid};
+pub use self::grid::{ChunkIndex, Chunks, Grid};
 pub use self::metadata::{MAX_METADATA_BYTES, METADATA_FILE, Metadata, Order};
 
 /// Bytes that are not what the format says, or a part of the format that is not read here.

@@ -1,6 +1,7 @@
 //! Expectations taken from JAX 0.12.0.1 (`NamedSharding.devices_indices_map` and the `OpSharding` it sends), and what a
 //! sharding that lies must give.
 
+use proptest::prelude::*;
 use prost::Message as _;
 use waystation_proto::xla::{NamedShardingProto, OpSharding, op_sharding::Type};
 
@@ -322,4 +323,45 @@ fn domains_intersect_as_boxes() {
     );
     assert!(a.lies_in(&[4, 6]) && !a.lies_in(&[4, 5]) && !a.lies_in(&[4]));
     assert!(!domain(&[i64::MAX], &[1]).lies_in(&[i64::MAX]));
+}
+
+proptest! {
+    /// Whatever a request says: an error, or domains that hold every element of the array, once for each copy.
+    #[test]
+    fn a_sharding_is_an_error_or_covers_the_array(
+        kind in prop_oneof![9 => Just(3), 1 => -1..8i32],
+        tiles in proptest::collection::vec(prop_oneof![20 => 1..4i64, 1 => any::<i64>()], 0..4),
+        reshape in proptest::collection::vec(1..5i64, 0..4),
+        perm in proptest::collection::vec(0..3i32, 0..4),
+        devices in proptest::collection::vec(0..8i64, 0..9),
+        iota in any::<bool>(),
+        copies in any::<bool>(),
+        dims in proptest::collection::vec(0..7i64, 0..4),
+        num_devices in 0..28usize,
+    ) {
+        let fits: i64 = tiles.iter().fold(1i64, |product, &tiles| product.saturating_mul(tiles));
+        // Mostly what fits, so that the far side of the checks is reached too.
+        let (reshape, perm) = if num_devices % 2 == 0 { (vec![fits], vec![0]) } else { (reshape, perm) };
+        let num_devices = if num_devices % 3 == 0 { num_devices } else { usize::try_from(fits).unwrap_or(0).min(64) };
+        let proto = OpSharding {
+            r#type: kind,
+            tile_assignment_dimensions: tiles,
+            tile_assignment_devices: if iota { Vec::new() } else { devices },
+            iota_reshape_dims: if iota { reshape } else { Vec::new() },
+            iota_transpose_perm: if iota { perm } else { Vec::new() },
+            replicate_on_last_tile_dim: copies,
+            ..Default::default()
+        };
+        if let Ok(sharding) = Sharding::new(&proto, num_devices)
+            && let Ok(domains) = sharding.domains(&dims)
+        {
+            prop_assert_eq!(domains.len(), num_devices);
+            prop_assert!(domains.iter().all(|domain| domain.lies_in(&dims)));
+            let held: usize = sharding.first_holders().iter().map(|&p| domains[p].num_elements().unwrap()).sum();
+            prop_assert_eq!(held as i64, dims.iter().product::<i64>());
+            for (position, domain) in domains.iter().enumerate() {
+                prop_assert_eq!(domain, &domains[sharding.first_holder(position).unwrap()]);
+            }
+        }
+    }
 }

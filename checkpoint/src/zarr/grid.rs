@@ -108,24 +108,14 @@ impl Grid {
             first.push(origin / chunk);
             last.push((origin + extent - 1).max(0) / chunk);
         }
-        let next = (!domain.is_empty()).then(|| first.clone());
-        Chunks { first, last, next }
-    }
-
-    /// How many chunks [`Grid::chunks_of`] gives.
-    #[must_use]
-    pub fn num_chunks_of(&self, domain: &IndexDomain) -> u64 {
-        if domain.is_empty() {
-            return 0;
+        let nonempty = !domain.is_empty();
+        let next = nonempty.then(|| first.clone());
+        Chunks {
+            first,
+            last,
+            nonempty,
+            next,
         }
-        let chunks = self.chunks_of(domain);
-        chunks
-            .first
-            .iter()
-            .zip(&chunks.last)
-            .fold(1u64, |count, (&first, &last)| {
-                count.saturating_mul(u64::try_from(last - first + 1).unwrap_or(u64::MAX))
-            })
     }
 }
 
@@ -134,7 +124,20 @@ impl Grid {
 pub struct Chunks {
     first: ChunkIndex,
     last: ChunkIndex,
+    nonempty: bool,
     next: Option<ChunkIndex>,
+}
+
+impl Chunks {
+    /// Whether a chunk is one of those that this began with.
+    #[must_use]
+    pub fn contains(&self, index: &[i64]) -> bool {
+        self.nonempty
+            && index
+                .iter()
+                .zip(self.first.iter().zip(&self.last))
+                .all(|(i, (first, last))| first <= i && i <= last)
+    }
 }
 
 impl Iterator for Chunks {
@@ -171,11 +174,9 @@ mod tests {
         let grid = Grid::new(&[10, 7], &[4, 3]).unwrap();
         let found: Vec<_> = grid.chunks_of(&domain(&[3, 3], &[6, 3])).collect();
         assert_eq!(found, [[0, 1], [1, 1], [2, 1]]);
-        assert_eq!(grid.num_chunks_of(&domain(&[3, 3], &[6, 3])), 3);
         assert_eq!(grid.chunks_of(&IndexDomain::whole(&[10, 7])).count(), 9);
         assert_eq!(grid.domain(&[2, 2]), domain(&[8, 6], &[2, 1]));
         assert_eq!(grid.chunks_of(&domain(&[3, 3], &[0, 3])).count(), 0);
-        assert_eq!(grid.num_chunks_of(&domain(&[0, 0], &[0, 3])), 0);
     }
 
     #[test]

@@ -310,4 +310,19 @@ mod tests {
         assert!(Metadata::decode(&vec![b' '; MAX_METADATA_BYTES + 1]).is_err());
         assert!(Metadata::decode(b"").is_err());
     }
+
+    proptest::proptest! {
+        #[test]
+        fn no_change_of_a_few_bytes_panics(changes in proptest::collection::vec((0..ORBAX.len(), proptest::prelude::any::<u8>()), 1..4)) {
+            let mut bytes = ORBAX.as_bytes().to_vec();
+            for (at, byte) in changes {
+                bytes[at] = byte;
+            }
+            if let Ok(metadata) = Metadata::decode(&bytes) {
+                // What is taken can be laid out and written again.
+                let _ = (metadata.chunk_bytes(), metadata.chunk_strides());
+                proptest::prop_assert_eq!(Metadata::decode(&metadata.encode().unwrap()).unwrap(), metadata);
+            }
+        }
+    }
 }

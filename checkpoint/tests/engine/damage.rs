@@ -202,7 +202,7 @@ async fn lying_metadata_is_an_error_within_bounds() {
 }
 
 #[tokio::test]
-async fn a_grid_of_endless_chunks_is_refused() {
+async fn a_grid_of_endless_chunks_costs_one_missing_chunk() {
     let store = Counting::new();
     let dims = [1 << 40];
     engine()
@@ -219,7 +219,7 @@ async fn a_grid_of_endless_chunks_is_refused() {
         .restore_from(&store.bucket(), &to_restore("here", "w", &dims), &asked)
         .await
         .unwrap_err();
-    assert!(matches!(error, Error::BadRequest { .. }), "{error}");
+    assert!(matches!(error, Error::MissingChunk { .. }), "{error}");
 }
 
 #[tokio::test]
