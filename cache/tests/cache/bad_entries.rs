@@ -161,3 +161,25 @@ async fn an_entry_that_the_plugin_refuses_is_not_asked_for_again() {
         (1, 1, 1)
     );
 }
+
+#[tokio::test]
+async fn what_a_killed_writer_left_behind_is_not_seen() {
+    let temp = tempfile::tempdir().unwrap();
+    let file = filled(temp.path()).await;
+    let object = std::fs::read(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    // The store writes beside the name, with a number behind a '#', and links when all is there.
+    for left in ["0#1", "0#2"] {
+        std::fs::write(file.with_file_name(left), &object[..object.len() / 2]).unwrap();
+    }
+    let compiler = Compiler::default();
+    let cache = kit::cache(temp.path());
+    assert_eq!(ask(&cache, &compiler, "a").await, Origin::Compiled);
+    assert_eq!(cache.shutdown(LONG).await, 0);
+    let counts = cache.counters();
+    assert_eq!((counts.bad_entries, counts.bucket_writes), (0, 1));
+    assert_eq!(
+        ask(&kit::cache(temp.path()), &compiler, "a").await,
+        Origin::Bucket
+    );
+}
