@@ -126,7 +126,8 @@ impl Cache {
         R: Future<Output = Result<Entry, E>>,
     {
         let inner = &*self.inner;
-        if !inner.keeps(key) {
+        inner.note_treatment(key);
+        if !key.is_cacheable() {
             inner.counters.uncacheable.one();
             let (entry, _) = inner.compile(key, compile).await?;
             return Ok((entry, Origin::Compiled));
@@ -168,6 +169,9 @@ impl Cache {
     /// Waits for at most one look-up in the bucket, or for a compile of the same key that is under way. Cancel-safe.
     pub async fn get(&self, key: &Key) -> Option<(Arc<Entry>, Origin)> {
         let inner = &*self.inner;
+        if !key.is_cacheable() {
+            return None;
+        }
         if let Some(entry) = inner.in_memory(key) {
             return Some((entry, Origin::Memory));
         }
@@ -187,7 +191,7 @@ impl Cache {
 
     /// Keeps an entry that came some other way (from the worker that compiled it) in memory.
     pub fn keep(&self, key: &Key, entry: &Arc<Entry>) {
-        if self.inner.keeps(key) && !entry.executable.is_empty() {
+        if key.is_cacheable() && !entry.executable.is_empty() {
             self.inner.memory.put(key.digest(), entry);
         }
     }
@@ -257,26 +261,26 @@ impl Cache {
 }
 
 impl Inner {
-    /// False for keys of programs that must not be kept. Counts and names what could not be keyed by structure.
-    fn keeps(&self, key: &Key) -> bool {
-        let (construct, keeps) = match key.treatment() {
-            Treatment::Structural => return true,
+    /// Counts and names what could not be keyed by structure.
+    fn note_treatment(&self, key: &Key) {
+        let (construct, raw) = match key.treatment() {
+            Treatment::Structural => return,
             Treatment::Raw { construct } => (construct, true),
             Treatment::Uncacheable { reason } => (reason, false),
         };
-        if keeps {
+        if raw {
             self.counters.key_fallbacks.one();
         }
         let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
-        if named.len() < NAMED_CONSTRUCTS && named.insert(construct.clone()) {
-            drop(named);
-            if keeps {
-                info!(%construct, "program keyed on its bytes: jobs share it only if they send the same bytes");
-            } else {
-                info!(%construct, "program not cached: it cannot run in another process");
-            }
+        if named.len() >= NAMED_CONSTRUCTS || !named.insert(construct.clone()) {
+            return;
         }
-        keeps
+        drop(named);
+        if raw {
+            info!(%construct, "program keyed on its bytes: jobs share it only if they send the same bytes");
+        } else {
+            info!(%construct, "program not cached: it calls into the process that sent it");
+        }
     }
 
     fn in_memory(&self, key: &Key) -> Option<Arc<Entry>> {

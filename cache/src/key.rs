@@ -44,7 +44,7 @@ pub enum Treatment {
         /// What is not understood.
         construct: String,
     },
-    /// Not to be kept at all: it holds addresses of the process that made it.
+    /// Not to be kept at all: it calls into the process that made it, and its bytes do not say what.
     Uncacheable {
         /// Which construct does.
         reason: String,
@@ -103,8 +103,8 @@ pub struct Key {
 }
 
 impl Key {
-    /// Makes the key. Hashes the whole program: tens of microseconds for a small one, about a millisecond a megabyte,
-    /// so call it where blocking that long is allowed.
+    /// Makes the key. Reads and hashes the whole program: tens of microseconds for a small one, about a millisecond a
+    /// megabyte, so call it where blocking that long is allowed.
     pub fn of(inputs: &KeyInputs<'_>) -> Key {
         let (program, treatment) = program::digest(inputs.program);
         let mut record = Record::default();
@@ -155,6 +155,11 @@ impl Key {
     /// What it is made of; empty for a key that was read.
     pub fn record(&self) -> &Record {
         &self.record
+    }
+
+    /// False where nothing compiled under this key may serve another request, not even one of this process.
+    pub fn is_cacheable(&self) -> bool {
+        !matches!(self.treatment, Treatment::Uncacheable { .. })
     }
 
     /// How the program could be keyed.

@@ -1,15 +1,122 @@
-//! The program's part of a key.
+//! The program's part of a key: by structure where the program is understood, by its bytes where it is not.
 
 use waystation_lifecycle::bucket::layout::Digest;
+use waystation_stablehlo::Refusal;
 
 use super::{Treatment, bytes_digest};
 
+/// Names of calls into the process that made the program, as they stand in its bytes. A program that is understood is
+/// looked through call by call; one that is not gets no key that could be shared if any of these occurs in it.
+const PROCESS_LOCAL: [&[u8]; 3] = [
+    // JAX's callbacks: `xla_python_cpu_callback`, `xla_ffi_python_cpu_callback`, `xla_ffi_partitioned_python_...`.
+    b"python_cpu_callback",
+    b"python_gpu_callback",
+    b"CustomSPMDPartitioning",
+];
+
 /// Digest of a program and how it was come by. Digests of different treatments never agree.
 pub(super) fn digest(program: &[u8]) -> (Digest, Treatment) {
-    (
-        bytes_digest(b"raw program", program),
-        Treatment::Raw {
-            construct: "programs are keyed on their bytes by this build".to_owned(),
+    match waystation_stablehlo::digest(program) {
+        Ok(digest) => (
+            bytes_digest(b"structural program", &digest),
+            Treatment::Structural,
+        ),
+        Err(Refusal::Uncacheable { construct }) => uncacheable(program, construct),
+        Err(refusal) => match process_local(program) {
+            Some(name) => uncacheable(program, name.to_owned()),
+            None => (
+                bytes_digest(b"raw program", program),
+                Treatment::Raw {
+                    construct: cause(&refusal),
+                },
+            ),
         },
+    }
+}
+
+/// Such a program has a name too, for messages; it is never looked up.
+fn uncacheable(program: &[u8], reason: String) -> (Digest, Treatment) {
+    (
+        bytes_digest(b"uncacheable program", program),
+        Treatment::Uncacheable { reason },
     )
+}
+
+fn process_local(program: &[u8]) -> Option<&'static str> {
+    PROCESS_LOCAL
+        .iter()
+        .find(|name| program.windows(name.len()).any(|window| window == **name))
+        .and_then(|name| std::str::from_utf8(name).ok())
+}
+
+/// What was not understood, in the reader's own words.
+fn cause(refusal: &Refusal) -> String {
+    match refusal {
+        Refusal::Unreadable(error) => error.to_string(),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    macro_rules! golden {
+        ($name:literal) => {
+            include_bytes!(concat!("../../stablehlo/tests/golden/", $name, ".mlirbc")).as_slice()
+        };
+    }
+
+    #[test]
+    fn a_program_is_the_same_from_another_directory_and_line() {
+        let (here, treatment) = digest(golden!("step"));
+        assert_eq!(treatment, Treatment::Structural);
+        assert_ne!(golden!("step"), golden!("step_elsewhere"));
+        assert_eq!(digest(golden!("step_elsewhere")).0, here);
+        for other in [
+            golden!("step_constant"),
+            golden!("step_sharding"),
+            golden!("step_donation"),
+            golden!("step_layout"),
+        ] {
+            let (digest, treatment) = digest(other);
+            assert_eq!(treatment, Treatment::Structural);
+            assert_ne!(digest, here);
+        }
+    }
+
+    #[test]
+    fn what_is_not_understood_is_keyed_on_its_bytes_and_named() {
+        let (a, treatment) = digest(b"HloModule a");
+        let Treatment::Raw { construct } = treatment else {
+            panic!("{treatment:?}");
+        };
+        assert!(construct.contains("not MLIR bytecode"), "{construct}");
+        assert_ne!(digest(b"HloModule b").0, a);
+
+        let mut newer = golden!("step").to_vec();
+        newer[4] = 0x0f;
+        let Treatment::Raw { construct } = digest(&newer).1 else {
+            panic!("another bytecode version is not understood");
+        };
+        assert!(construct.contains("version 7"), "{construct}");
+    }
+
+    #[test]
+    fn calls_into_the_clients_process_are_not_cached() {
+        let callback = golden!("callback");
+        let (_, treatment) = digest(callback);
+        let Treatment::Uncacheable { reason } = treatment else {
+            panic!("{treatment:?}");
+        };
+        assert!(reason.contains("callback"), "{reason}");
+        // Also in a program of which nothing else is understood.
+        let mut newer = callback.to_vec();
+        newer[4] = 0x0f;
+        let (_, treatment) = digest(&newer);
+        assert!(
+            matches!(treatment, Treatment::Uncacheable { .. }),
+            "{treatment:?}"
+        );
+    }
 }

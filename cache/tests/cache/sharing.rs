@@ -171,3 +171,38 @@ async fn what_cannot_be_serialized_is_compiled_each_time_and_kept_nowhere() {
     );
     assert!(kit::files(temp.path()).is_empty());
 }
+
+#[tokio::test]
+async fn a_program_that_calls_into_its_process_is_compiled_each_time() {
+    let program = include_bytes!("../../stablehlo/tests/golden/callback.mlirbc");
+    let key = waystation_cache::Key::of(&waystation_cache::KeyInputs {
+        program,
+        ..Default::default()
+    });
+    let temp = tempfile::tempdir().unwrap();
+    let cache = kit::cache(temp.path());
+    let compiler = Compiler::default();
+    for _ in 0..2 {
+        let (_, origin) = cache
+            .get_or_compile(&key, || compiler.compile("a"))
+            .await
+            .unwrap();
+        assert_eq!(origin, Origin::Compiled);
+    }
+    assert!(cache.get(&key).await.is_none());
+    assert_eq!(cache.shutdown(LONG).await, 0);
+    let counts = cache.counters();
+    assert_eq!((counts.compiles, counts.uncacheable), (2, 2));
+    assert_eq!((counts.bucket_misses, counts.bucket_writes), (0, 0));
+    assert!(kit::files(temp.path()).is_empty());
+}
+
+#[tokio::test]
+async fn a_program_keyed_on_its_bytes_is_counted_once_a_request() {
+    let cache = Cache::open(kit::config(None));
+    let compiler = Compiler::default();
+    // The names that these tests use for programs are no StableHLO.
+    ask(&cache, &compiler, "a").await;
+    ask(&cache, &compiler, "a").await;
+    assert_eq!(cache.counters().key_fallbacks, 2);
+}
