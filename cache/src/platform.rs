@@ -28,10 +28,14 @@ pub fn file_digest(path: &Path) -> io::Result<String> {
 /// The parts of the key that a CPU compiler takes from the machine: instruction set and cores.
 ///
 /// XLA's CPU compiler targets the host's instruction set, and an executable that uses more of it than another machine
-/// has would be killed there. It also splits loops by the number of threads; that is taken as the next power of two,
-/// so that machines of one kind agree although a container leaves them a core more or less.
+/// has would be killed there. It also splits loops by the number of CPUs that the process may run on; that is taken as
+/// the next power of two, so that machines of one kind agree although a container leaves them a core more or less.
 pub fn cpu() -> Vec<(String, String)> {
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let cores = std::fs::read_to_string("/proc/self/status")
+        .ok()
+        .and_then(|status| allowed_cpus(&status))
+        .or_else(|| std::thread::available_parallelism().ok().map(usize::from))
+        .unwrap_or(1);
     let mut features = detected_features();
     if let Ok(text) = std::fs::read_to_string("/proc/cpuinfo") {
         features.extend(listed_features(&text));
@@ -45,6 +49,21 @@ pub fn cpu() -> Vec<(String, String)> {
             cores.next_power_of_two().to_string(),
         ),
     ]
+}
+
+/// How many CPUs this process may run on, from the text of `/proc/self/status`. XLA counts so; the standard library also
+/// heeds a container's quota of CPU time, which XLA does not see.
+fn allowed_cpus(status: &str) -> Option<usize> {
+    let mask = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Cpus_allowed:"))?;
+    let bits: u32 = mask
+        .trim()
+        .split(',')
+        .map(|word| u32::from_str_radix(word, 16).map(u32::count_ones))
+        .sum::<Result<u32, _>>()
+        .ok()?;
+    usize::try_from(bits).ok().filter(|&bits| bits > 0)
 }
 
 macro_rules! detect {
@@ -172,7 +191,9 @@ fn listed_features(cpuinfo: &str) -> BTreeSet<String> {
 const STEERING: [&str; 5] = ["XLA_", "TF_XLA_", "LIBTPU_", "TPU_", "MEGASCALE_"];
 
 /// Variables that steer it without such a name.
-const ALSO: [&str; 6] = [
+const ALSO: [&str; 7] = [
+    // PJRT's CPU client takes the size of its thread pool from it, for which code is divided.
+    "NPROC",
     // Overrides what the CPU seems to be, to the CPU compiler's own libraries.
     "DNNL_MAX_CPU_ISA",
     "ONEDNN_MAX_CPU_ISA",
@@ -309,6 +330,18 @@ mod tests {
             assert!(cpu[1].1.split(',').any(|feature| feature == "sse2"));
         }
         assert!(cpu[2].1.parse::<usize>().unwrap().is_power_of_two());
+    }
+
+    #[test]
+    fn cpus_are_counted_in_the_mask() {
+        let status =
+            |mask: &str| format!("Name:\tx\nCpus_allowed:\t{mask}\nCpus_allowed_list:\t0-3\n");
+        assert_eq!(allowed_cpus(&status("f")), Some(4));
+        assert_eq!(allowed_cpus(&status("3,00000000,80000001")), Some(4));
+        for bad in ["", "0", "g", "f,,f"] {
+            assert_eq!(allowed_cpus(&status(bad)), None, "{bad}");
+        }
+        assert_eq!(allowed_cpus("Name: x"), None);
     }
 
     #[test]

@@ -21,14 +21,17 @@ pub const PROBE_DEADLINE: Duration = Duration::from_secs(8);
 /// Time to a TCP and TLS connection. A store in the same cloud answers within milliseconds.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Time without a byte from the store. There is no limit on a whole request: objects may be gigabytes.
-const READ_TIMEOUT: Duration = Duration::from_secs(20);
+/// Time without a byte from the store. The HTTP client counts the sending of a request's body in, so this also bounds an
+/// upload: 2 GB at 20 MB/s get through. There is no limit on a whole download, and who needs an answer sooner (a cache
+/// look-up) has a deadline of its own.
+const READ_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Requests that fail with 429, 5xx or a broken connection are sent again this often, 100 ms to 2 s apart.
 const RETRIES: usize = 5;
 
-/// No request is sent again later than this after it was first sent.
-const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
+/// No request is sent again later than this after it was first sent: long enough for one that has timed out, and less
+/// than the five minutes after which a token may have expired.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(240);
 
 /// An open location. Clones share the client.
 #[derive(Debug, Clone)]
