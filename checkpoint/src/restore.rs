@@ -166,7 +166,7 @@ impl Engine {
         };
         let placed = {
             let plan = Arc::clone(&plan);
-            self.compute(move || plan.place(&stored, &chunk)).await
+            self.compute(move || plan.place(stored, &chunk)).await
         };
         match placed.map_err(|source| folder.cut_off("decoding", &file, source))? {
             Ok(()) => Ok(()),

@@ -151,7 +151,7 @@ impl Plan {
     }
 
     /// Decodes a chunk and copies it to every box it touches.
-    pub(super) fn place(&self, stored: &[u8], chunk: &[i64]) -> std::result::Result<(), Failure> {
+    pub(super) fn place(&self, stored: Bytes, chunk: &[i64]) -> std::result::Result<(), Failure> {
         let dtype = self.metadata.dtype;
         let mut elements = self
             .metadata

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::SaveArray;
 use crate::sharding::IndexDomain;
 use crate::strided::{self, Side};
-use crate::zarr::{ChunkIndex, Codec, DType, Metadata};
+use crate::zarr::{ChunkIndex, DType, Metadata};
 use crate::{Error, Result};
 
 /// What a save does, checked.
@@ -93,12 +93,11 @@ impl Plan {
     pub(super) fn encode(&self, piece: usize, chunk: &[i64]) -> std::result::Result<Bytes, usize> {
         let (domain, bytes) = &self.pieces[piece];
         let dtype = self.metadata.dtype;
-        let encode = |elements: Bytes| match self.metadata.codec {
-            Codec::Raw => Ok(elements),
-            codec => codec
-                .encode(&elements)
-                .map(Bytes::from)
-                .map_err(|_| codec.bound(elements.len())),
+        let codec = self.metadata.codec;
+        let encode = |elements| {
+            codec
+                .encode(elements)
+                .map_err(|_| codec.bound(self.chunk_bytes))
         };
         if self.is_whole_chunk(piece) {
             return encode(bytes.clone());

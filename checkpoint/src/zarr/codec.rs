@@ -1,5 +1,7 @@
 //! The bytes of a chunk.
 
+use bytes::Bytes;
+
 use super::{Result, malformed};
 
 /// The zstd level that Orbax writes zarr v2 with.
@@ -34,26 +36,28 @@ impl Codec {
     ///
     /// # Errors
     /// No memory for the compressor.
-    pub fn encode(self, elements: &[u8]) -> Result<Vec<u8>> {
+    pub fn encode(self, elements: Bytes) -> Result<Bytes> {
         match self {
-            Codec::Raw => Ok(elements.to_vec()),
-            Codec::Zstd { level } => zstd::bulk::compress(elements, level)
+            Codec::Raw => Ok(elements),
+            Codec::Zstd { level } => zstd::bulk::compress(&elements, level)
+                .map(Bytes::from)
                 .or_else(|error| malformed(format!("zstd: {error}"))),
         }
     }
 
-    /// The elements of a chunk, which must be exactly `len` bytes. No more than `len` bytes are allocated.
+    /// The elements of a chunk, which must be exactly `len` bytes. No more than `len` bytes are allocated, and none where
+    /// elements are stored as they are and `stored` is shared with nobody.
     ///
     /// # Errors
     /// A frame that is damaged, cut short, of another length, or followed by anything; no memory for `len` bytes.
-    pub fn decode(self, stored: &[u8], len: usize) -> Result<Vec<u8>> {
+    pub fn decode(self, stored: Bytes, len: usize) -> Result<Vec<u8>> {
         match self {
-            Codec::Raw if stored.len() == len => Ok(stored.to_vec()),
+            Codec::Raw if stored.len() == len => Ok(stored.into()),
             Codec::Raw => malformed(format!(
                 "{} bytes stored where a chunk has {len}",
                 stored.len()
             )),
-            Codec::Zstd { .. } => decode_zstd(stored, len),
+            Codec::Zstd { .. } => decode_zstd(&stored, len),
         }
     }
 }
@@ -104,7 +108,7 @@ mod tests {
 
     #[test]
     fn a_frame_has_its_content_size_and_no_checksum() {
-        let frame = Codec::ORBAX.encode(&[7; 1000]).unwrap();
+        let frame = Codec::ORBAX.encode(vec![7; 1000].into()).unwrap();
         assert_eq!(
             zstd::zstd_safe::get_frame_content_size(&frame).ok(),
             Some(Some(1000))
@@ -119,43 +123,49 @@ mod tests {
         let mut encoder = zstd::stream::Encoder::new(Vec::new(), 3).unwrap();
         encoder.include_checksum(true).unwrap();
         encoder.write_all(&[5; 300]).unwrap();
-        let frame = encoder.finish().unwrap();
-        assert_eq!(Codec::ORBAX.decode(&frame, 300).unwrap(), [5; 300]);
-        assert!(Codec::ORBAX.decode(&frame, 299).is_err());
-        assert!(Codec::ORBAX.decode(&frame, 301).is_err());
+        let frame = Bytes::from(encoder.finish().unwrap());
+        assert_eq!(Codec::ORBAX.decode(frame.clone(), 300).unwrap(), [5; 300]);
+        assert!(Codec::ORBAX.decode(frame.clone(), 299).is_err());
+        assert!(Codec::ORBAX.decode(frame.clone(), 301).is_err());
     }
 
     #[test]
     fn damaged_chunks_are_errors() {
-        let data: Vec<u8> = (0..4096u32)
+        let data: Bytes = (0..4096u32)
             .flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes())
             .collect();
-        let frame = Codec::ORBAX.encode(&data).unwrap();
-        let two = [frame.clone(), frame.clone()].concat();
-        let trailing = [frame.clone(), vec![0]].concat();
-        for stored in [&frame[..frame.len() - 1], &[], &two, &trailing, &data] {
+        let frame = Codec::ORBAX.encode(data.clone()).unwrap();
+        let two = Bytes::from([frame.clone(), frame.clone()].concat());
+        let trailing = Bytes::from([&frame[..], &[0]].concat());
+        for stored in [
+            frame.slice(..frame.len() - 1),
+            Bytes::new(),
+            two,
+            trailing,
+            data.clone(),
+        ] {
             assert!(Codec::ORBAX.decode(stored, data.len()).is_err());
         }
-        assert!(Codec::Raw.decode(&data[1..], data.len()).is_err());
+        assert!(Codec::Raw.decode(data.slice(1..), data.len()).is_err());
         // A frame that promises an impossible size is refused before anything is allocated for it.
-        assert!(Codec::ORBAX.decode(&frame, usize::MAX).is_err());
+        assert!(Codec::ORBAX.decode(frame.clone(), usize::MAX).is_err());
     }
 
     proptest! {
         #[test]
         fn chunks_come_back(data in proptest::collection::vec(any::<u8>(), 0..2000), raw in any::<bool>()) {
             let codec = if raw { Codec::Raw } else { Codec::ORBAX };
-            let stored = codec.encode(&data).unwrap();
+            let stored = codec.encode(data.clone().into()).unwrap();
             prop_assert!(stored.len() <= codec.bound(data.len()));
-            prop_assert_eq!(codec.decode(&stored, data.len()).unwrap(), data);
+            prop_assert_eq!(codec.decode(stored, data.len()).unwrap(), data);
         }
 
         #[test]
         fn no_bytes_panic(stored in proptest::collection::vec(any::<u8>(), 0..200), len in 0..1000usize) {
-            let _ = Codec::ORBAX.decode(&stored, len);
+            let _ = Codec::ORBAX.decode(stored.clone().into(), len);
             let mut framed = vec![0x28, 0xb5, 0x2f, 0xfd];
             framed.extend(stored);
-            let _ = Codec::ORBAX.decode(&framed, len);
+            let _ = Codec::ORBAX.decode(framed.into(), len);
         }
     }
 }
