@@ -147,7 +147,7 @@ impl Engine {
             source,
         };
         let most = plan.metadata.codec.bound(plan.chunk_bytes);
-        let _room = self.stage(most.saturating_add(plan.chunk_bytes)).await;
+        let room = self.stage(most.saturating_add(plan.chunk_bytes)).await;
         let stored = match self.get(folder, &file, most).await? {
             Some(Ok(stored)) => stored,
             Some(Err(size)) => {
@@ -166,7 +166,11 @@ impl Engine {
         };
         let placed = {
             let plan = Arc::clone(&plan);
-            self.compute(move || plan.place(stored, &chunk)).await
+            self.compute(move || {
+                let _room = room;
+                plan.place(stored, &chunk)
+            })
+            .await
         };
         match placed.map_err(|source| folder.cut_off("decoding", &file, source))? {
             Ok(()) => Ok(()),

@@ -148,10 +148,15 @@ impl Engine {
             .codec
             .bound(plan.chunk_bytes)
             .saturating_add(cut);
-        let _room = self.stage(staged).await;
+        let room = Arc::new(self.stage(staged).await);
         let encoded = {
-            let plan = Arc::clone(&plan);
-            self.compute(move || plan.encode(piece, &chunk)).await
+            // Held by the work too, which goes on when this future is dropped.
+            let (plan, room) = (Arc::clone(&plan), Arc::clone(&room));
+            self.compute(move || {
+                let _room = room;
+                plan.encode(piece, &chunk)
+            })
+            .await
         };
         let encoded = encoded.map_err(|source| folder.cut_off("compressing", &file, source))?;
         let encoded = encoded.map_err(|bytes| Error::OutOfMemory {
