@@ -10,9 +10,9 @@ use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
-use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
+use object_store::{BackoffConfig, ClientOptions, ObjectStore, ObjectStoreExt, RetryConfig};
 
-use super::{Error, Location};
+use super::{Error, Location, layout};
 
 /// How long [`Bucket::probe`] is given where the caller has no better figure: a start-up must not hang for a dead
 /// bucket past 10 s, and this leaves the rest of start-up some of them.
@@ -113,7 +113,7 @@ impl Bucket {
         &self.store
     }
 
-    /// Asks the store one thing (the first name below the location) to learn whether it is there.
+    /// Asks the store for the first name below the location, to learn whether it is there.
     ///
     /// An empty bucket is well. Cancel-safe.
     ///
@@ -121,49 +121,55 @@ impl Bucket {
     /// [`Error::Missing`], [`Error::Denied`], [`Error::NoAnswer`] or [`Error::Request`]: none of them the fault of a
     /// job, which is to warn once and go on without a bucket.
     pub async fn probe(&self, deadline: Duration) -> Result<(), Error> {
-        let location = || self.location.to_string();
-        if let Location::File(path) = &self.location {
-            // Listing a folder that is gone is an empty list to `object_store`, so look at the folder itself.
-            let path = path.clone();
-            let found = tokio::time::timeout(deadline, tokio::fs::metadata(path.clone())).await;
-            return match found {
-                Ok(Ok(_)) => Ok(()),
-                Ok(Err(error)) => Err(Error::Missing {
-                    location: location(),
-                    source: object_store::Error::NotFound {
-                        path: path.display().to_string(),
-                        source: error.into(),
-                    },
-                }),
-                Err(_) => Err(Error::NoAnswer {
-                    location: location(),
+        let asked = async {
+            match &self.location {
+                // Listing a folder that is gone is an empty list to `object_store`, so look at the folder itself.
+                Location::File(path) => self.probe_folder(path).await,
+                _ => self.probe_store().await,
+            }
+        };
+        tokio::time::timeout(deadline, asked)
+            .await
+            .unwrap_or_else(|_| {
+                Err(Error::NoAnswer {
+                    location: self.location.to_string(),
                     deadline,
-                }),
-            };
-        }
-        let mut names = self.store.list(None);
-        match tokio::time::timeout(deadline, names.next()).await {
-            Ok(None | Some(Ok(_))) => Ok(()),
-            Ok(Some(Err(source))) => Err(match source {
-                object_store::Error::NotFound { .. } => Error::Missing {
-                    location: location(),
-                    source,
-                },
-                object_store::Error::PermissionDenied { .. }
-                | object_store::Error::Unauthenticated { .. } => Error::Denied {
-                    location: location(),
-                    source,
-                },
-                _ => Error::Request {
-                    location: location(),
-                    source,
+                })
+            })
+    }
+
+    async fn probe_folder(&self, path: &std::path::Path) -> Result<(), Error> {
+        match tokio::fs::metadata(path).await {
+            Ok(_) => Ok(()),
+            Err(error) => Err(Error::Missing {
+                location: self.location.to_string(),
+                source: object_store::Error::NotFound {
+                    path: path.display().to_string(),
+                    source: error.into(),
                 },
             }),
-            Err(_) => Err(Error::NoAnswer {
-                location: location(),
-                deadline,
-            }),
         }
+    }
+
+    async fn probe_store(&self) -> Result<(), Error> {
+        use object_store::Error as Store;
+        let Some(Err(failure)) = self.store.list(None).next().await else {
+            return Ok(());
+        };
+        let location = self.location.to_string();
+        // A failed list does not say why in a form that can be told apart. A read does; and of a bucket that cannot be
+        // listed "not found" is said only where the bucket itself is not there.
+        let read = self.store.get(&Path::from(layout::EXECUTABLES.path)).await;
+        Err(match read {
+            Err(source @ Store::NotFound { .. }) => Error::Missing { location, source },
+            Err(source @ (Store::PermissionDenied { .. } | Store::Unauthenticated { .. })) => {
+                Error::Denied { location, source }
+            }
+            Ok(_) | Err(_) => Error::Request {
+                location,
+                source: failure,
+            },
+        })
     }
 }
 
@@ -247,27 +253,76 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn a_store_that_does_not_answer_is_given_up() {
-        // A listener that never accepts an HTTP request: the probe must end by its own deadline.
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    /// An S3 store at a local endpoint, with a prefix.
+    fn at(endpoint: std::net::SocketAddr) -> Bucket {
         install_tls();
         let store = AmazonS3Builder::new()
             .with_bucket_name("b")
-            .with_endpoint(endpoint)
+            .with_endpoint(format!("http://{endpoint}"))
             .with_access_key_id("x")
             .with_secret_access_key("x")
             .with_client_options(client_options().with_allow_http(true))
-            .with_retry(retry())
+            .with_retry(RetryConfig {
+                max_retries: 0,
+                ..retry()
+            })
             .build()
             .unwrap();
         let location = Location::parse("s3://b/p").unwrap();
-        let bucket = Bucket::from_store(location, below(store, "p"));
+        Bucket::from_store(location, below(store, "p"))
+    }
+
+    /// Answers every request with one status.
+    fn answering(status: &'static str) -> std::net::SocketAddr {
+        use std::io::{Read, Write};
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            for connection in listener.incoming() {
+                let mut connection = connection.unwrap();
+                let mut request = Vec::new();
+                let mut byte = [0];
+                while !request.ends_with(b"\r\n\r\n") && connection.read(&mut byte).unwrap() > 0 {
+                    request.push(byte[0]);
+                }
+                let answer =
+                    format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+                // The client may have gone.
+                let _ = connection.write_all(answer.as_bytes());
+            }
+        });
+        address
+    }
+
+    #[tokio::test]
+    async fn a_store_that_does_not_answer_is_given_up() {
+        // It never accepts: the probe must end by its own deadline.
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let bucket = at(listener.local_addr().unwrap());
         let error = bucket.probe(Duration::from_millis(200)).await.unwrap_err();
         assert!(matches!(error, Error::NoAnswer { .. }), "{error}");
         assert!(!error.is_usage());
         assert!(error.to_string().contains("s3://b/p"));
+    }
+
+    #[tokio::test]
+    async fn a_store_that_refuses_is_told_apart() {
+        let probe = async |status| {
+            at(answering(status))
+                .probe(PROBE_DEADLINE)
+                .await
+                .unwrap_err()
+        };
+        let missing = probe("404 Not Found").await;
+        assert!(matches!(missing, Error::Missing { .. }), "{missing}");
+        let denied = probe("403 Forbidden").await;
+        assert!(matches!(denied, Error::Denied { .. }), "{denied}");
+        let ill = probe("500 Internal Server Error").await;
+        assert!(matches!(ill, Error::Request { .. }), "{ill}");
+        for error in [missing, denied, ill] {
+            assert!(!error.is_usage());
+            assert!(error.to_string().contains("s3://b/p"));
+        }
     }
 
     #[test]
