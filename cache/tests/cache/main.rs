@@ -6,5 +6,6 @@ mod bad_entries;
 mod faults;
 mod faulty;
 mod flights;
+mod killed;
 mod kit;
 mod sharing;
