@@ -1,5 +1,6 @@
 """The `waystation` command as a person meets it: exit statuses, one-line errors, and no process left behind."""
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -23,11 +24,12 @@ def waystation(*arguments, timeout=60, env=None, **options):
 
 
 def started_by(marker):
-    """Running processes whose environment holds the marker."""
+    """Running processes whose environment holds the marker. Those that only wait for init to reap them do not run."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.pid != os.getpid() and process.environ().get("MARKER") == marker:
+            marked = process.pid != os.getpid() and process.environ().get("MARKER") == marker
+            if marked and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.Error:
             continue
@@ -43,6 +45,14 @@ def marker(tmp_path):
         process.kill()
 
 
+def command_lines(processes):
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            found.append((process.pid, process.cmdline()[:3]))
+    return found
+
+
 def start(marker, *arguments, **options):
     return subprocess.Popen(
         [BINARY, *map(str, arguments)], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -54,7 +64,7 @@ def nothing_left(marker, seconds=10):
     wait_for(
         lambda: not started_by(marker),
         seconds,
-        f"no process is left; there are {[(p.pid, p.cmdline()[:3]) for p in started_by(marker)]}",
+        f"no process is left; there are {command_lines(started_by(marker))}",
     )
 
 
@@ -241,7 +251,7 @@ def test_kill_9_of_run_leaves_no_server(marker, tmp_path):
     wait_for(
         lambda: not [p for p in started_by(marker) if p.pid != command and p.name() == BINARY.name],
         10,
-        f"no server is left; there are {[p.cmdline()[:3] for p in started_by(marker)]}",
+        f"no server is left; there are {command_lines(started_by(marker))}",
     )
 
 

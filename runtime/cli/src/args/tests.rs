@@ -1,0 +1,128 @@
+//! Whole command lines.
+
+use super::*;
+use crate::error::USAGE;
+
+fn line(line: &str) -> Result<Parsed, Stop> {
+    parse(line.split_whitespace().map(OsString::from).collect())
+}
+
+fn failure(text: &str) -> String {
+    match line(text) {
+        Err(Stop::Failure(failure)) => {
+            assert_eq!(failure.status, USAGE, "{text}");
+            assert!(!failure.message.contains('\n'), "{}", failure.message);
+            failure.message
+        }
+        other => panic!("{text}: {other:?}"),
+    }
+}
+
+#[test]
+fn the_definitions_hold_together() {
+    command().debug_assert();
+}
+
+#[test]
+fn flags_have_underscores_and_a_variable() {
+    for subcommand in command()
+        .get_subcommands()
+        .filter(|subcommand| !subcommand.is_hide_set())
+    {
+        let flags = subcommand.get_arguments().filter(|arg| !arg.is_hide_set());
+        for (arg, flag) in flags
+            .filter_map(|arg| Some((arg, arg.get_long()?)))
+            .filter(|(_, flag)| *flag != "help")
+        {
+            assert!(!flag.contains('-'), "{flag}");
+            let variable = arg
+                .get_env()
+                .unwrap_or_else(|| panic!("{flag} has no variable"));
+            assert!(
+                variable.to_string_lossy().ends_with(&flag.to_uppercase()),
+                "{flag}"
+            );
+            assert!(arg.get_help().is_some(), "{flag} has no help");
+        }
+    }
+}
+
+#[test]
+fn both_spellings_of_a_flag_work() {
+    for text in [
+        "waystation resource-manager --server_port=7 --slices 2",
+        "waystation resource-manager --server-port 7 --instance-count=2",
+    ] {
+        let Command::ResourceManager(args) = line(text).unwrap().command else {
+            panic!("{text}");
+        };
+        assert_eq!((args.server_port, args.slices), (7, 2), "{text}");
+    }
+}
+
+#[test]
+fn run_keeps_the_command_line_behind_the_dashes() {
+    let parsed = line(
+        "waystation run --workers=2 --xla_a=1 --noverbose -- python --workers-x --xla_b=2 -- --c",
+    )
+    .unwrap();
+    assert_eq!(parsed.xla_flags, ["--xla_a=1"]);
+    let Command::Run(args) = parsed.command else {
+        panic!("not run");
+    };
+    assert_eq!(
+        args.command,
+        ["python", "--workers-x", "--xla_b=2", "--", "--c"]
+    );
+    assert_eq!(args.cluster.workers, 2);
+    assert!(!args.cluster.verbose);
+}
+
+#[test]
+fn server_is_resource_manager_or_worker() {
+    let parsed = line("w server --node_type=resource_manager --server_port=29001 --instance_count=2 --instance_type=tpuv6e:2x2").unwrap();
+    assert!(matches!(&parsed.command, Command::ResourceManager(args) if args.slices == 2));
+    assert_eq!(parsed.warnings.len(), 1);
+    let parsed = line("w server --server_port=29005 --resource_manager_address=h:29001 --gcs_scratch_location=gs://b/t").unwrap();
+    assert!(
+        matches!(&parsed.command, Command::Worker(args) if args.gcs_scratch_location.as_deref() == Some("gs://b/t"))
+    );
+    assert!(
+        matches!(line("w server --help"), Err(Stop::Show(text)) if text.contains("--node_type"))
+    );
+}
+
+#[test]
+fn mistakes_are_one_line_with_what_to_do() {
+    assert!(failure("w worker --resource_manager_address=h:1 --slicse=3").contains("--slice"));
+    assert!(
+        failure("w proxy --server_port=70000 --resource_manager_address=h:1").contains("70000")
+    );
+    assert!(failure("w proxy --no_such_flag").contains("--no_such_flag"));
+    assert!(
+        failure("w proxy --resource_manager_address=h:1 --host_buffer_memory=2G").contains("GiB")
+    );
+    assert!(failure("w run").contains("COMMAND"));
+    assert!(failure("w run python x.py").contains("after a bare --"));
+    let missing = failure("w worker");
+    assert!(
+        missing.contains("not provided: --resource_manager_address"),
+        "{missing}"
+    );
+    assert!(failure("w run --workers=0 -- true").contains("0"));
+    assert!(failure("w").contains("--help"));
+    assert!(failure("w frobnicate").contains("frobnicate"));
+    assert!(failure("w server --node_type=head").contains("head"));
+}
+
+#[test]
+fn help_and_version_are_shown() {
+    assert!(
+        matches!(line("w --version"), Err(Stop::Show(text)) if text.starts_with("waystation "))
+    );
+    let Err(Stop::Show(text)) = line("w run --help") else {
+        panic!("no help");
+    };
+    assert!(text.contains("--devices_per_worker"), "{text}");
+    assert!(!text.contains("parent_stdin"), "{text}");
+}

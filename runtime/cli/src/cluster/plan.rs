@@ -1,0 +1,243 @@
+//! The flags of `run` and `up`, and the command lines of the children that follow from them. Pure but for
+//! [`Plan::check`].
+
+use std::{
+    ffi::{OsStr, OsString},
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use clap::ArgAction;
+
+use crate::{argv::parse_bool, error::Failure, location, plugin, python, size::parse_bytes};
+
+/// What the cluster consists of.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ClusterArgs {
+    /// Workers of each slice
+    #[arg(long = "workers", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) workers: u32,
+    /// Slices
+    #[arg(long = "slices", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) slices: u32,
+    /// Devices of each worker, for CPU plugins [default: the plugin's]
+    #[arg(long = "devices_per_worker", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) devices_per_worker: Option<u32>,
+    /// Bucket for compiled programs: gs://BUCKET/PREFIX, s3://..., file:///PATH or memory:// [default: memory://]
+    #[arg(long = "gcs_scratch_location", value_name = "LOCATION")]
+    pub(crate) gcs_scratch_location: Option<String>,
+    /// PJRT plugin: cpu, cuda, tpu, or the path of a shared library
+    #[arg(long = "pjrt_plugin", value_name = "NAME|PATH", default_value = "cpu")]
+    pub(crate) pjrt_plugin: String,
+    /// Python interpreter whose packages hold the plugin [default: the command's, the virtual environment's, or python3]
+    #[arg(long = "python", value_name = "PATH")]
+    pub(crate) python: Option<PathBuf>,
+    /// Host buffers that the proxy keeps in memory before they go to a temporary file
+    #[arg(long = "host_buffer_memory", value_name = "SIZE", default_value = "2GiB", value_parser = parse_bytes)]
+    pub(crate) host_buffer_memory: u64,
+    /// Folder for the logs of proxy, resource manager and workers [default: a temporary one]
+    #[arg(long = "log_dir", value_name = "FOLDER")]
+    pub(crate) log_dir: Option<PathBuf>,
+    /// Show those logs on stderr
+    #[arg(long = "verbose", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "false",
+          default_missing_value = "true", hide_default_value = true, value_parser = parse_bool, action = ArgAction::Set)]
+    pub(crate) verbose: bool,
+}
+
+/// A checked cluster.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    slices: u32,
+    workers: u32,
+    devices_per_worker: Option<u32>,
+    location: Option<String>,
+    plugin: PathBuf,
+    host_buffer_memory: u64,
+    xla_flags: Vec<String>,
+}
+
+/// One child's part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    ResourceManager,
+    Worker { slice: u32, task: u32 },
+    Proxy,
+}
+
+impl Role {
+    /// Names the child in messages and files.
+    pub(super) fn name(self) -> String {
+        match self {
+            Role::ResourceManager => "resource-manager".to_owned(),
+            Role::Worker { slice, task } => format!("worker-{slice}-{task}"),
+            Role::Proxy => "proxy".to_owned(),
+        }
+    }
+}
+
+impl Plan {
+    /// Looks at everything that the user could have to mend, before anything starts. `command`: first word of the
+    /// command to run, whose interpreter may hold the plugin.
+    ///
+    /// # Errors
+    /// [`Failure::usage`] with what to change.
+    pub(crate) async fn check(
+        args: &ClusterArgs,
+        xla_flags: Vec<String>,
+        command: Option<&OsStr>,
+    ) -> Result<Plan, Failure> {
+        plugin::options(&args.pjrt_plugin, args.devices_per_worker)?;
+        let python = args.python.clone().or_else(|| python::choose(command));
+        let plugin = plugin::find(&args.pjrt_plugin, python.as_deref())?;
+        // A bucket that is not well was warned of here, once; the workers are not told of it.
+        let bucket = location::open(args.gcs_scratch_location.as_deref()).await?;
+        Ok(Plan {
+            slices: args.slices,
+            workers: args.workers,
+            devices_per_worker: args.devices_per_worker,
+            location: bucket.map(|bucket| bucket.location().to_string()),
+            plugin,
+            host_buffer_memory: args.host_buffer_memory,
+            xla_flags,
+        })
+    }
+
+    /// (slice, task) of every worker.
+    pub(super) fn places(&self) -> impl Iterator<Item = (u32, u32)> + use<> {
+        let workers = self.workers;
+        (0..self.slices).flat_map(move |slice| (0..workers).map(move |task| (slice, task)))
+    }
+
+    pub(super) fn workers_in_all(&self) -> usize {
+        self.slices as usize * self.workers as usize
+    }
+
+    /// The child's command line. `manager`: where the resource manager listens, for all others.
+    pub(super) fn arguments(
+        &self,
+        role: Role,
+        manager: Option<SocketAddr>,
+        ready_file: &Path,
+    ) -> Vec<OsString> {
+        let word = match role {
+            Role::ResourceManager => "resource-manager",
+            Role::Worker { .. } => "worker",
+            Role::Proxy => "proxy",
+        };
+        let mut arguments = vec![
+            OsString::from(word),
+            "--bind_address=127.0.0.1".into(),
+            "--server_port=0".into(),
+        ];
+        arguments.extend(["--parent_stdin".into(), flag("ready_file", ready_file)]);
+        if let Some(manager) = manager {
+            arguments.push(flag("resource_manager_address", manager.to_string()));
+        }
+        match role {
+            Role::ResourceManager => {
+                arguments.push(flag("slices", self.slices.to_string()));
+                arguments.push(flag("workers", self.workers.to_string()));
+            }
+            Role::Worker { slice, task } => {
+                arguments.push(flag("slice", slice.to_string()));
+                arguments.push(flag("task", task.to_string()));
+                arguments.push(flag("slice_tasks", self.workers.to_string()));
+                arguments.push(flag("pjrt_plugin", &self.plugin));
+                arguments.extend(
+                    self.devices_per_worker
+                        .map(|count| flag("devices_per_worker", count.to_string())),
+                );
+                arguments.extend(
+                    self.location
+                        .as_ref()
+                        .map(|location| flag("gcs_scratch_location", location)),
+                );
+            }
+            Role::Proxy => {
+                arguments.push("--status_port=0".into());
+                arguments.push(flag(
+                    "host_buffer_memory",
+                    self.host_buffer_memory.to_string(),
+                ));
+                arguments.extend(self.xla_flags.iter().map(OsString::from));
+            }
+        }
+        arguments
+    }
+}
+
+fn flag(name: &str, value: impl AsRef<OsStr>) -> OsString {
+    let mut flag = OsString::from(format!("--{name}="));
+    flag.push(value);
+    flag
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{self, Command};
+
+    fn plan() -> Plan {
+        Plan {
+            slices: 2,
+            workers: 3,
+            devices_per_worker: Some(4),
+            location: Some("file:///b".to_owned()),
+            plugin: "/p.so".into(),
+            host_buffer_memory: 7,
+            xla_flags: vec!["--xla_a=1".to_owned()],
+        }
+    }
+
+    fn parsed(role: Role) -> args::Parsed {
+        let mut line = vec![OsString::from("waystation")];
+        line.extend(plan().arguments(role, Some("127.0.0.1:9".parse().unwrap()), Path::new("/r")));
+        args::parse(line).unwrap()
+    }
+
+    #[test]
+    fn the_children_understand_their_command_lines() {
+        let Command::Worker(worker) = parsed(Role::Worker { slice: 1, task: 2 }).command else {
+            panic!("not a worker");
+        };
+        assert_eq!(
+            (
+                worker.slice,
+                worker.task,
+                worker.slice_tasks,
+                worker.server_port
+            ),
+            (1, 2, 3, 0)
+        );
+        assert_eq!(worker.resource_manager_address, "127.0.0.1:9");
+        assert_eq!(
+            (worker.pjrt_plugin.as_str(), worker.devices_per_worker),
+            ("/p.so", Some(4))
+        );
+        assert_eq!(worker.gcs_scratch_location.as_deref(), Some("file:///b"));
+        assert!(worker.role.parent_stdin);
+
+        let proxy = parsed(Role::Proxy);
+        assert_eq!(proxy.xla_flags, ["--xla_a=1"]);
+        assert!(proxy.warnings.is_empty());
+        let Command::Proxy(proxy) = proxy.command else {
+            panic!("not a proxy");
+        };
+        assert_eq!((proxy.status_port, proxy.host_buffer_memory), (Some(0), 7));
+
+        let line = plan().arguments(Role::ResourceManager, None, Path::new("/r"));
+        let line = std::iter::once("w".into()).chain(line).collect();
+        let Command::ResourceManager(manager) = args::parse(line).unwrap().command else {
+            panic!("not a resource manager");
+        };
+        assert_eq!((manager.slices, manager.workers), (2, Some(3)));
+        assert!(manager.role.bind_address.is_loopback());
+    }
+
+    #[test]
+    fn every_place_has_a_worker() {
+        let places: Vec<_> = plan().places().collect();
+        assert_eq!(places, [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]);
+        assert_eq!(plan().workers_in_all(), places.len());
+    }
+}

@@ -1,0 +1,180 @@
+//! `doctor`.
+
+use std::{env, fmt::Write as _, path::PathBuf};
+
+use crate::{error::Failure, http, location, output, plugin, python};
+
+/// Look at this machine and this environment: the plugin, the bucket, and what JAX would be told
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// PJRT plugin: cpu, cuda, tpu, or the path of a shared library
+    #[arg(long = "pjrt_plugin", value_name = "NAME|PATH", default_value = "cpu")]
+    pjrt_plugin: String,
+    /// Python interpreter whose packages hold the plugin [default: the virtual environment's, or python3]
+    #[arg(long = "python", value_name = "PATH")]
+    python: Option<PathBuf>,
+    /// Bucket to look at
+    #[arg(long = "gcs_scratch_location", value_name = "LOCATION")]
+    gcs_scratch_location: Option<String>,
+    /// Status page of a proxy to ask
+    #[arg(long = "status_url", value_name = "URL")]
+    status_url: Option<String>,
+}
+
+/// Prints one line a finding. Returns the exit status: 64 when something has to be mended.
+pub(crate) async fn run(args: Args) -> Result<u8, Failure> {
+    let mut report = Report::default();
+    report.line(
+        "ok",
+        "build",
+        &format!(
+            "{}, link version {}",
+            waystation_proto::BUILD_ID,
+            waystation_proto::LINK_VERSION
+        ),
+    );
+    let python = args.python.or_else(|| python::choose(None));
+    match &python {
+        Some(python) => report.line("ok", "python", &python.display().to_string()),
+        None => report.line("--", "python", "none found"),
+    }
+    let found = plugin::find(&args.pjrt_plugin, python.as_deref());
+    report.result("plugin", found.map(|path| path.display().to_string()));
+    match &args.gcs_scratch_location {
+        None => report.line(
+            "--",
+            "bucket",
+            "no --gcs_scratch_location: programs are kept in memory only",
+        ),
+        Some(text) => match location::open(Some(text)).await {
+            Ok(None) if text.trim() != "memory://" => report.line(
+                "!!",
+                "bucket",
+                &format!("{text} cannot be used now, see above"),
+            ),
+            opened => report.result("bucket", opened.map(|_| text.clone())),
+        },
+    }
+    client_environment(&mut report, |name| env::var(name).ok());
+    if let Some(url) = &args.status_url {
+        report.result(
+            "proxy",
+            http::get(url).await.map(|_| format!("answers at {url}")),
+        );
+    }
+    output::print(&report.text)?;
+    Ok(if report.bad { crate::error::USAGE } else { 0 })
+}
+
+/// What JAX reads. `variable`: the environment.
+fn client_environment(report: &mut Report, variable: impl Fn(&str) -> Option<String>) {
+    let Some(target) = variable("JAX_BACKEND_TARGET") else {
+        report.line("--", "client", "JAX_BACKEND_TARGET is not set: this is no environment of a client (`waystation run` makes one)");
+        return;
+    };
+    report.check(
+        "JAX_BACKEND_TARGET",
+        Some(&target),
+        target.starts_with("grpc://"),
+        "write grpc://HOST:PORT",
+    );
+    let platforms = variable("JAX_PLATFORMS");
+    let first = platforms.as_deref().and_then(|list| list.split(',').next());
+    report.check(
+        "JAX_PLATFORMS",
+        platforms.as_deref(),
+        first == Some("proxy"),
+        "write proxy, or proxy,cpu",
+    );
+    let insecure = variable("IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS");
+    let is_true = insecure.as_deref() == Some("true");
+    report.check(
+        "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS",
+        insecure.as_deref(),
+        is_true,
+        "write the word true, jaxlib takes no other; without it the client speaks ALTS",
+    );
+    let persistence = variable("ENABLE_PATHWAYS_PERSISTENCE");
+    let known = matches!(persistence.as_deref(), None | Some("0" | "1"));
+    report.check(
+        "ENABLE_PATHWAYS_PERSISTENCE",
+        persistence.as_deref(),
+        known,
+        "write 1 or 0, anything else raises in pathwaysutils",
+    );
+}
+
+#[derive(Debug, Default)]
+struct Report {
+    text: String,
+    bad: bool,
+}
+
+impl Report {
+    fn line(&mut self, mark: &str, subject: &str, text: &str) {
+        self.bad |= mark == "!!";
+        // Writing to a String does not fail.
+        let _ = writeln!(self.text, "{mark} {subject}: {text}");
+    }
+
+    fn result(&mut self, subject: &str, result: Result<String, Failure>) {
+        match result {
+            Ok(text) => self.line("ok", subject, &text),
+            Err(failure) => self.line("!!", subject, &failure.message),
+        }
+    }
+
+    fn check(&mut self, name: &str, value: Option<&str>, good: bool, cure: &str) {
+        let value = value.unwrap_or("not set");
+        if good {
+            self.line("ok", name, value);
+        } else {
+            self.line("!!", name, &format!("{value}: {cure}"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(variables: &[(&str, &str)]) -> Report {
+        let mut report = Report::default();
+        client_environment(&mut report, |name| {
+            variables
+                .iter()
+                .find(|(known, _)| *known == name)
+                .map(|(_, value)| (*value).to_owned())
+        });
+        report
+    }
+
+    const GOOD: [(&str, &str); 4] = [
+        ("JAX_BACKEND_TARGET", "grpc://127.0.0.1:1"),
+        ("JAX_PLATFORMS", "proxy,cpu"),
+        ("IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS", "true"),
+        ("ENABLE_PATHWAYS_PERSISTENCE", "1"),
+    ];
+
+    #[test]
+    fn a_good_environment_is_good_and_each_spoiled_variable_is_named() {
+        assert!(!checked(&GOOD).bad);
+        assert!(!checked(&[]).bad);
+        for (position, wrong) in ["127.0.0.1:1", "cpu,proxy", "True", "yes"]
+            .into_iter()
+            .enumerate()
+        {
+            let mut variables = GOOD;
+            variables[position].1 = wrong;
+            let report = checked(&variables);
+            assert!(report.bad, "{wrong}");
+            assert!(
+                report
+                    .text
+                    .contains(&format!("!! {}: {wrong}", GOOD[position].0)),
+                "{}",
+                report.text
+            );
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! `proxy`.
+
+use crate::{args::RoleArgs, error::Failure, lifetime, listen, size::parse_bytes};
+
+/// Port of Pathways' proxy.
+const DEFAULT_PORT: u16 = 29000;
+
+/// Serve JAX processes: the IFRT proxy service in front of a cluster's workers
+///
+/// Flags named --xla_... are taken under any name and go to the compiler with every program. Flags that launchers of
+/// Pathways add and that have no meaning here are taken with a warning.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Port to listen on; 0 takes a free one
+    #[arg(long = "server_port", value_name = "PORT", default_value_t = DEFAULT_PORT)]
+    pub(crate) server_port: u16,
+    /// Port of GET /status (JSON counters); 0 takes a free one
+    #[arg(long = "status_port", value_name = "PORT")]
+    pub(crate) status_port: Option<u16>,
+    /// The resource manager that gives this proxy its workers
+    #[arg(
+        long = "resource_manager_address",
+        value_name = "HOST:PORT",
+        required = true
+    )]
+    pub(crate) resource_manager_address: String,
+    /// Host buffers kept in memory before they go to a temporary file
+    #[arg(long = "host_buffer_memory", value_name = "SIZE", default_value = "2GiB", value_parser = parse_bytes)]
+    pub(crate) host_buffer_memory: u64,
+    #[command(flatten)]
+    pub(crate) role: RoleArgs,
+}
+
+/// Serves until told to end.
+pub(crate) fn run(args: Args, xla_flags: Vec<String>) -> Result<(), Failure> {
+    let listener = listen::bind(args.role.bind_address, args.server_port, "--server_port")?;
+    let mut addresses = vec![listen::address(&listener)?];
+    let mut config = waystation_proxy::Config::new(listener, args.resource_manager_address);
+    if let Some(port) = args.status_port {
+        let listener = listen::bind(args.role.bind_address, port, "--status_port")?;
+        addresses.push(listen::address(&listener)?);
+        config.status_listener = Some(listener);
+    }
+    config.host_buffer_memory_bytes = args.host_buffer_memory;
+    config.xla_flags = xla_flags;
+    lifetime::run(args.role.parent_stdin, async |stop| {
+        if let Some(file) = &args.role.ready_file {
+            listen::write_ready_file(file, &addresses)?;
+        }
+        let served = waystation_proxy::serve(config, stop).await;
+        served.map_err(|error| Failure::because("the proxy failed", &error))
+    })
+}

@@ -1,0 +1,48 @@
+//! `resource-manager`.
+
+use std::time::Duration;
+
+use crate::{args::RoleArgs, error::Failure, lifetime, listen};
+
+/// Port of Pathways' resource manager.
+const DEFAULT_PORT: u16 = 29001;
+
+/// Register workers, watch them, and give them to a proxy
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Port to listen on; 0 takes a free one
+    #[arg(long = "server_port", value_name = "PORT", default_value_t = DEFAULT_PORT)]
+    pub(crate) server_port: u16,
+    /// Slices of a full cluster
+    #[arg(long = "slices", visible_alias = "instance_count", value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) slices: u32,
+    /// Workers of each slice; the first worker's --slice_tasks decides when not given
+    #[arg(long = "workers", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) workers: Option<u32>,
+    /// Seconds after which a silent worker counts as dead
+    #[arg(long = "lease_seconds", value_name = "SECONDS", default_value_t = waystation_scheduler::DEFAULT_LEASE.as_secs(),
+          value_parser = clap::value_parser!(u64).range(2..=3600))]
+    pub(crate) lease_seconds: u64,
+    #[command(flatten)]
+    pub(crate) role: RoleArgs,
+}
+
+/// Serves until told to end.
+pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    let listener = listen::bind(args.role.bind_address, args.server_port, "--server_port")?;
+    let address = listen::address(&listener)?;
+    let config = waystation_scheduler::Config {
+        expected_slices: args.slices,
+        workers_per_slice: args.workers,
+        lease: Duration::from_secs(args.lease_seconds),
+        ..waystation_scheduler::Config::new(listener)
+    };
+    lifetime::run(args.role.parent_stdin, async |stop| {
+        if let Some(file) = &args.role.ready_file {
+            listen::write_ready_file(file, &[address])?;
+        }
+        let served = waystation_scheduler::serve(config, stop).await;
+        served.map_err(|error| Failure::because("the resource manager failed", &error))
+    })
+}

@@ -1,0 +1,67 @@
+//! `worker`.
+
+use std::path::PathBuf;
+
+use crate::{args::RoleArgs, error::Failure, listen, location, plugin, python};
+
+/// Port of Pathways' workers.
+const DEFAULT_PORT: u16 = 29005;
+
+/// Own the devices of one machine: compile, run, and move arrays between devices and the bucket
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Port to listen on; 0 takes a free one
+    #[arg(long = "server_port", value_name = "PORT", default_value_t = DEFAULT_PORT)]
+    pub(crate) server_port: u16,
+    /// The resource manager to register with
+    #[arg(
+        long = "resource_manager_address",
+        value_name = "HOST:PORT",
+        required = true
+    )]
+    pub(crate) resource_manager_address: String,
+    /// The slice that this worker is part of, from 0
+    #[arg(long = "slice", value_name = "N", default_value_t = 0)]
+    pub(crate) slice: u32,
+    /// The number of this worker in its slice, from 0
+    #[arg(long = "task", value_name = "N", default_value_t = 0)]
+    pub(crate) task: u32,
+    /// Workers of the slice
+    #[arg(long = "slice_tasks", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) slice_tasks: u32,
+    /// PJRT plugin: cpu, cuda, tpu, or the path of a shared library
+    #[arg(long = "pjrt_plugin", value_name = "NAME|PATH", default_value = "cpu")]
+    pub(crate) pjrt_plugin: String,
+    /// Python interpreter whose packages hold the plugin [default: the virtual environment's, or python3]
+    #[arg(long = "python", value_name = "PATH")]
+    pub(crate) python: Option<PathBuf>,
+    /// Devices to make, for CPU plugins
+    #[arg(long = "devices_per_worker", alias = "devices", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) devices_per_worker: Option<u32>,
+    /// Bucket for compiled programs: gs://BUCKET/PREFIX, s3://..., file:///PATH or memory:// [default: memory://]
+    #[arg(long = "gcs_scratch_location", value_name = "LOCATION")]
+    pub(crate) gcs_scratch_location: Option<String>,
+    #[command(flatten)]
+    pub(crate) role: RoleArgs,
+}
+
+/// Serves until told to end.
+pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    if args.task >= args.slice_tasks {
+        return Err(Failure::usage(format!(
+            "--task={} needs --slice_tasks={} or more: a slice's workers are numbered from 0",
+            args.task,
+            u64::from(args.task) + 1
+        )));
+    }
+    let plugin_options = plugin::options(&args.pjrt_plugin, args.devices_per_worker)?;
+    let python = args.python.clone().or_else(|| python::choose(None));
+    let plugin = plugin::find(&args.pjrt_plugin, python.as_deref())?;
+    let listener = listen::bind(args.role.bind_address, args.server_port, "--server_port")?;
+    let address = listen::address(&listener)?;
+    let advertise = listen::reachable(address, &args.resource_manager_address);
+    let _ = (advertise, plugin, plugin_options, location::open);
+    Err(Failure::internal(
+        "the worker is not part of this build yet",
+    ))
+}

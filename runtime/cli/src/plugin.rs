@@ -1,0 +1,60 @@
+//! The PJRT plugin and its options, as the flags name them.
+
+use std::path::{Path, PathBuf};
+
+use waystation_pjrt::{OptionValue, discover};
+
+use crate::error::{Failure, one_line};
+
+/// Finds the plugin's library. `python`: the interpreter whose packages may hold it.
+///
+/// # Errors
+/// [`Failure::usage`] when there is none.
+pub(crate) fn find(spec: &str, python: Option<&Path>) -> Result<PathBuf, Failure> {
+    discover::resolve(spec, python)
+        .map_err(|error| Failure::usage(format!("--pjrt_plugin: {}", one_line(error.message()))))
+}
+
+/// Options of the plugin's client. Only CPU plugins make as many devices as one asks for.
+///
+/// # Errors
+/// [`Failure::usage`] when the plugin finds its devices itself.
+pub(crate) fn options(
+    spec: &str,
+    devices: Option<u32>,
+) -> Result<Vec<(String, OptionValue)>, Failure> {
+    match devices {
+        None => Ok(Vec::new()),
+        Some(_) if matches!(spec, "cuda" | "tpu") => Err(Failure::usage(format!(
+            "--devices_per_worker is for CPU plugins, {spec} shows the devices of the machine: leave it out"
+        ))),
+        Some(count) => Ok(vec![(
+            "cpu_device_count".to_owned(),
+            OptionValue::Int64(i64::from(count)),
+        )]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::USAGE;
+
+    #[test]
+    fn a_missing_plugin_is_the_users_to_mend() {
+        let failure = find("/no/such/plugin.so", None).unwrap_err();
+        assert_eq!(failure.status, USAGE);
+        assert!(failure.message.contains("/no/such/plugin.so"), "{failure}");
+        assert!(!failure.message.contains('\n'), "{failure}");
+    }
+
+    #[test]
+    fn device_counts_are_for_cpus() {
+        let options = options("cpu", Some(8)).unwrap();
+        assert!(
+            matches!(&options[..], [(name, OptionValue::Int64(8))] if name == "cpu_device_count")
+        );
+        assert!(super::options("/x/plugin.so", None).unwrap().is_empty());
+        assert_eq!(super::options("tpu", Some(4)).unwrap_err().status, USAGE);
+    }
+}
