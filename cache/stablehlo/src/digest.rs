@@ -59,6 +59,18 @@ impl Refusal {
 /// # Errors
 /// When the program has a construct that is not understood (by name) or must not be cached.
 pub fn digest(program: &[u8]) -> Result<[u8; 32], Refusal> {
+    structural(program).map_err(|refusal| match refusal {
+        // What was not followed may hide such a call; the name of its target is in the bytes all the same.
+        Refusal::Unreadable(_) if names_process_local(program) => {
+            let construct =
+                "a Python callback or partitioner, in a part that is not understood,".to_owned();
+            Refusal::Uncacheable { construct }
+        }
+        other => other,
+    })
+}
+
+fn structural(program: &[u8]) -> Result<[u8; 32], Refusal> {
     let artifact = Artifact::parse(program)?;
     if artifact.has_resources {
         return Err(Error::unsupported("resource blobs").into());
@@ -90,6 +102,22 @@ pub fn digest(program: &[u8]) -> Result<[u8; 32], Refusal> {
     walked?;
     Ok(program.out.finish())
 }
+
+/// True when bytes name a target that means something only in the client's process.
+fn names_process_local(bytes: &[u8]) -> bool {
+    let contains = |name: &[u8]| bytes.windows(name.len()).any(|window| window == name);
+    contains(PARTITIONER) || CALLBACK.iter().all(|part| contains(part))
+}
+
+/// The custom call that asks a Python object of the client to partition it. The object is named by its address.
+const PARTITIONER: &[u8] = b"CustomSPMDPartitioning";
+
+/// A longer string is no target's name but, say, a kernel.
+const MAX_TARGET: usize = 100;
+
+/// In the name of every custom call of a Python callback, `xla_ffi_python_cpu_callback` for one. The callback is named by a
+/// number that the client's process gave it.
+const CALLBACK: [&[u8]; 2] = [b"_python_", b"callback"];
 
 /// A hash in the making. Everything that goes in has a tag and, where its size varies, its length before it.
 struct Sink(Sha256);
@@ -458,14 +486,12 @@ impl<'a> Program<'_, 'a> {
             if schema::attribute(Family::Vhlo, content.varint()?) != Some("s") {
                 continue;
             }
-            // The target, the backend's configuration or a symbol; the names are not those of anything else.
             let [Field::String(text)] = schema::decode(artifact, "s", &mut content)?[..] else {
                 continue;
             };
-            let text = String::from_utf8_lossy(text);
-            let is_callback = text.contains("python") && text.contains("callback");
-            if (is_callback && text.len() < 100) || text == "CustomSPMDPartitioning" {
-                self.uncacheable = Some(text.into_owned());
+            // The target, the backend's configuration or a symbol; the names are not those of anything else.
+            if text.len() < MAX_TARGET && names_process_local(text) {
+                self.uncacheable = Some(String::from_utf8_lossy(text).into_owned());
                 return Err(Error::unsupported("a call into the client's process"));
             }
         }

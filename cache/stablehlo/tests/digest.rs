@@ -98,6 +98,18 @@ fn a_callback_is_refused_by_name_and_has_no_raw_key_either() {
 }
 
 #[test]
+fn a_callback_is_found_behind_what_is_not_understood() {
+    // Another version of the container: nothing of it is read.
+    let mut newer = golden!("callback").to_vec();
+    newer[4] = 0x0f;
+    assert!(!digest(&newer).expect_err("refused").allows_raw_key());
+    let mut newer = STEP.to_vec();
+    newer[4] = 0x0f;
+    let refusal = digest(&newer).expect_err("refused");
+    assert_eq!(refusal, Refusal::Unreadable(Error::Version { found: 7 }));
+}
+
+#[test]
 fn an_unknown_op_is_refused_by_name_and_may_be_keyed_on_its_bytes() {
     let place = STEP.windows(8).position(|window| window == b"tanh_v2\0");
     let mut newer = STEP.to_vec();
