@@ -46,9 +46,10 @@ def pytest_sessionstart(session):
 
 
 def base_environment():
-    """The environment without what would point a client or a server somewhere."""
+    """The environment without what would point a client or a server somewhere; the plugin comes from this Python."""
     dropped = ("JAX_", "XLA_", "IFRT_PROXY", "WAYSTATION_", "ENABLE_PATHWAYS", "PYTEST_")
-    return {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    return {**kept, "WAYSTATION_PYTHON": sys.executable}
 
 
 def wait_for(condition, seconds, what):

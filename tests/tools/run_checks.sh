@@ -48,7 +48,7 @@ else
     export WAYSTATION_TEST_VENVS="$PWD/.venv"
 fi
 # Where the Rust tests and the binary look for PJRT plugins.
-export WAYSTATION_PYTHON="$PWD/.venv/bin/python"
+export WAYSTATION_PYTHON="$PWD/.venv/bin/python" WAYSTATION_TEST_PYTHON="$PWD/.venv/bin/python"
 
 check "format" cargo fmt --all --check
 check "lints" cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
