@@ -1,5 +1,6 @@
 //! Opening a location.
 
+use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,7 +47,7 @@ impl Bucket {
     /// * `file://`: the folder is made where it is missing. A write is complete, synced to the disk and visible as a
     ///   whole when it returns, as in a cloud store. Objects are files; a create that must not write over is a link.
     /// * `gs://`: credentials are found as Google's own tools find them (a service account file, application default
-    ///   credentials, the metadata server), and the `GOOGLE_*` variables of `object_store` are obeyed.
+    ///   credentials, the metadata server), and the `GOOGLE_*` variables that `object_store` knows are obeyed.
     /// * `s3://`: credentials and endpoint from the `AWS_*` variables or the instance.
     /// * `memory://`: an empty store of its own at each call.
     ///
@@ -56,6 +57,21 @@ impl Bucket {
     /// # Errors
     /// [`Error::CannotCreate`] and [`Error::Client`], both for the user to correct.
     pub fn open(location: &Location) -> Result<Bucket, Error> {
+        // Not a setting of ours: what the cloud's own tools on this machine go by.
+        Bucket::open_with(location, std::env::vars_os())
+    }
+
+    /// [`Bucket::open`] with other variables than those of the process's environment.
+    ///
+    /// # Errors
+    /// As [`Bucket::open`].
+    pub fn open_with(
+        location: &Location,
+        variables: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> Result<Bucket, Error> {
+        let variables = variables.into_iter().filter_map(|(name, value)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        });
         let client_error = |source| Error::Client {
             location: location.to_string(),
             source,
@@ -76,23 +92,11 @@ impl Bucket {
             Location::Memory => Arc::new(InMemory::new()),
             Location::Gcs { bucket, prefix } => {
                 install_tls();
-                let store = GoogleCloudStorageBuilder::from_env()
-                    .with_bucket_name(bucket)
-                    .with_client_options(client_options())
-                    .with_retry(retry())
-                    .build()
-                    .map_err(client_error)?;
-                below(store, prefix)
+                below(gcs(bucket, variables).map_err(client_error)?, prefix)
             }
             Location::S3 { bucket, prefix } => {
                 install_tls();
-                let store = AmazonS3Builder::from_env()
-                    .with_bucket_name(bucket)
-                    .with_client_options(client_options())
-                    .with_retry(retry())
-                    .build()
-                    .map_err(client_error)?;
-                below(store, prefix)
+                below(s3(bucket, variables).map_err(client_error)?, prefix)
             }
         };
         Ok(Bucket::from_store(location.clone(), store))
@@ -171,6 +175,48 @@ impl Bucket {
             },
         })
     }
+}
+
+/// Ours first, so that the variables win.
+fn gcs(
+    bucket: &str,
+    variables: impl Iterator<Item = (String, String)>,
+) -> object_store::Result<impl ObjectStore> {
+    let mut builder = GoogleCloudStorageBuilder::new()
+        // The metadata server and emulators have no TLS; Google's own endpoint is never asked without it.
+        .with_client_options(client_options().with_allow_http(true))
+        .with_retry(retry());
+    for (name, value) in variables {
+        let name = name.to_ascii_lowercase();
+        if !name.starts_with("google_") && name != "service_account" {
+            continue;
+        }
+        // Many variables of that name are not the store's.
+        if let Ok(key) = name.parse() {
+            builder = builder.with_config(key, value);
+        }
+    }
+    builder.with_bucket_name(bucket).build()
+}
+
+/// As [`gcs`]. Plain HTTP takes `AWS_ALLOW_HTTP=true`.
+fn s3(
+    bucket: &str,
+    variables: impl Iterator<Item = (String, String)>,
+) -> object_store::Result<impl ObjectStore> {
+    let mut builder = AmazonS3Builder::new()
+        .with_client_options(client_options())
+        .with_retry(retry());
+    for (name, value) in variables {
+        let name = name.to_ascii_lowercase();
+        if !name.starts_with("aws_") {
+            continue;
+        }
+        if let Ok(key) = name.parse() {
+            builder = builder.with_config(key, value);
+        }
+    }
+    builder.with_bucket_name(bucket).build()
 }
 
 fn below<S: ObjectStore>(store: S, prefix: &str) -> Arc<dyn ObjectStore> {
@@ -253,23 +299,17 @@ mod tests {
         }
     }
 
-    /// An S3 store at a local endpoint, with a prefix.
+    /// An S3 location at a local endpoint.
     fn at(endpoint: std::net::SocketAddr) -> Bucket {
-        install_tls();
-        let store = AmazonS3Builder::new()
-            .with_bucket_name("b")
-            .with_endpoint(format!("http://{endpoint}"))
-            .with_access_key_id("x")
-            .with_secret_access_key("x")
-            .with_client_options(client_options().with_allow_http(true))
-            .with_retry(RetryConfig {
-                max_retries: 0,
-                ..retry()
-            })
-            .build()
-            .unwrap();
+        let endpoint = format!("http://{endpoint}");
+        let variables = [
+            ("AWS_ENDPOINT", endpoint.as_str()),
+            ("AWS_ALLOW_HTTP", "true"),
+            ("AWS_ACCESS_KEY_ID", "x"),
+            ("AWS_SECRET_ACCESS_KEY", "x"),
+        ];
         let location = Location::parse("s3://b/p").unwrap();
-        Bucket::from_store(location, below(store, "p"))
+        Bucket::open_with(&location, variables.map(|(a, b)| (a.into(), b.into()))).unwrap()
     }
 
     /// Answers every request with one status.
