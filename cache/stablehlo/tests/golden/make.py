@@ -8,11 +8,13 @@ import os
 import pathlib
 import sys
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_dump_to=/home/one/dump"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax._src import compiler
 from jax._src.interpreters import mlir as jax_mlir
 from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -91,6 +93,11 @@ def main():
     )
 
     digests()
+    # What a client with that XLA_FLAGS sends beside a program for 8 devices and one for device 2; nothing is compiled here.
+    for name, ids in ("mesh", [7, 6, 5, 4, 3, 2, 1, 0]), ("single", [2]):
+        assignment = np.array([ids])
+        options = compiler.get_compile_options(1, len(ids), assignment, {"xla_cpu_enable_fast_math": True})
+        (FOLDER / f"{name}.options").write_bytes(options.SerializeAsString())
 
 
 # One function in two files: what differs is where it was written. The others each change one thing of it.

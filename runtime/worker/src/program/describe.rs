@@ -79,14 +79,14 @@ pub fn describe(
         shapes.parameters.len(),
         facts.num_partitions,
         "parameters",
-    );
+    )?;
     let output = module.spmd_output_sharding.as_slice();
     let result_shardings = shardings(
         output,
         shapes.results.len(),
         facts.num_partitions,
         "results",
-    );
+    )?;
 
     let parameters = shapes
         .parameters
@@ -194,14 +194,16 @@ fn shardings(
     given: &[OpSharding],
     count: usize,
     num_partitions: u32,
-    what: &str,
-) -> Vec<OpSharding> {
+    what: &'static str,
+) -> Result<Vec<OpSharding>, Error> {
     let replicated = || vec![OpSharding::default(); count];
     if num_partitions <= 1 {
-        return replicated();
+        return Ok(replicated());
     }
-    let flat = flatten(given);
-    match flat.len() {
+    let flat = flatten(given).ok_or(Error::Incomplete {
+        what: "a sharding that makes sense",
+    })?;
+    Ok(match flat.len() {
         found if found == count => flat,
         // One sharding for all of a tuple's parts.
         1 => vec![flat[0].clone(); count],
@@ -216,7 +218,7 @@ fn shardings(
             }
             replicated()
         }
-    }
+    })
 }
 
 fn value(

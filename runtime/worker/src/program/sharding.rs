@@ -1,66 +1,43 @@
-//! How many pieces an XLA sharding cuts each dimension into.
+//! The shardings of a compiled module, in the one form that everybody reads.
+
+mod named;
 
 use waystation_proto::xla::{OpSharding, op_sharding::Type};
 
-/// Pieces of each dimension of an array of that rank: all 1 for shardings that do not cut.
+/// Pieces of each dimension of an array of that rank: all 1 for shardings that do not cut. For shardings by [`flatten`].
 ///
 /// `None` when the sharding does not fit the rank or has a count that is no positive number.
 pub(super) fn tiles(sharding: &OpSharding, rank: usize) -> Option<Vec<i64>> {
-    let pieces = match &sharding.named_sharding {
-        Some(named) => {
-            let axes = named
-                .mesh
-                .as_ref()
-                .map(|mesh| mesh.axes.as_slice())
-                .unwrap_or_default();
-            let cut =
-                |dimension: &waystation_proto::xla::named_sharding_proto::DimensionSharding| {
-                    dimension.axes.iter().try_fold(1_i64, |pieces, axis| {
-                        let size = match &axis.sub_axis_info {
-                            Some(part) => part.size,
-                            None => axes.get(usize::try_from(axis.mesh_axis_index).ok()?)?.size,
-                        };
-                        pieces.checked_mul(size)
-                    })
-                };
-            named
-                .dim_shardings
-                .iter()
-                .map(cut)
-                .collect::<Option<Vec<_>>>()?
-        }
-        None if sharding.r#type() == Type::Other => {
-            // Behind the array's dimensions stand those over which the pieces are repeated.
-            sharding.tile_assignment_dimensions.get(..rank)?.to_vec()
-        }
-        None => Vec::new(),
-    };
-    if pieces.is_empty() {
+    if sharding.r#type() != Type::Other {
         return Some(vec![1; rank]);
     }
-    (pieces.len() == rank && pieces.iter().all(|pieces| *pieces > 0)).then_some(pieces)
+    // Behind the array's dimensions stand those over which the pieces are repeated.
+    let pieces = sharding.tile_assignment_dimensions.get(..rank)?;
+    pieces
+        .iter()
+        .all(|pieces| *pieces > 0)
+        .then(|| pieces.to_vec())
 }
 
-/// The shardings of an XLA program's parameters or results, tuples taken apart.
-pub(super) fn flatten(shardings: &[OpSharding]) -> Vec<OpSharding> {
+/// The shardings of an XLA program's parameters or results, tuples taken apart, all in tile form.
+///
+/// `None` when one of them cannot be understood.
+pub(super) fn flatten(shardings: &[OpSharding]) -> Option<Vec<OpSharding>> {
     let mut flat = Vec::new();
     let mut pending: Vec<&OpSharding> = shardings.iter().rev().collect();
     while let Some(sharding) = pending.pop() {
-        match sharding.r#type() {
-            Type::Tuple => pending.extend(sharding.tuple_shardings.iter().rev()),
-            _ => flat.push(sharding.clone()),
+        match (&sharding.named_sharding, sharding.r#type()) {
+            (Some(named), _) => flat.push(named::tiled(named)?),
+            (None, Type::Tuple) => pending.extend(sharding.tuple_shardings.iter().rev()),
+            (None, _) => flat.push(sharding.clone()),
         }
     }
-    flat
+    Some(flat)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use waystation_proto::xla::{
-        AxisRefProto, MeshProto, NamedShardingProto, axis_ref_proto::SubAxis, mesh_proto::MeshAxis,
-        named_sharding_proto::DimensionSharding,
-    };
 
     fn other(tiles: &[i64]) -> OpSharding {
         OpSharding {
@@ -84,39 +61,6 @@ mod tests {
     }
 
     #[test]
-    fn a_named_sharding_cuts_by_its_axes() {
-        let axis = |index, part: Option<i64>| AxisRefProto {
-            mesh_axis_index: index,
-            sub_axis_info: part.map(|size| SubAxis { pre_size: 1, size }),
-        };
-        let dimension = |axes: Vec<AxisRefProto>| DimensionSharding {
-            axes,
-            is_closed: true,
-        };
-        let mesh_axis = |size| MeshAxis {
-            name: String::new(),
-            size,
-        };
-        let named = NamedShardingProto {
-            mesh: Some(MeshProto {
-                axes: vec![mesh_axis(4), mesh_axis(3)],
-                ..Default::default()
-            }),
-            dim_shardings: vec![
-                dimension(vec![axis(1, None), axis(0, Some(2))]),
-                dimension(vec![]),
-            ],
-            ..Default::default()
-        };
-        let sharding = OpSharding {
-            named_sharding: Some(named),
-            ..Default::default()
-        };
-        assert_eq!(tiles(&sharding, 2), Some(vec![6, 1]));
-        assert_eq!(tiles(&sharding, 3), None);
-    }
-
-    #[test]
     fn tuples_are_taken_apart_in_order() {
         let tuple = |parts| OpSharding {
             r#type: Type::Tuple.into(),
@@ -128,7 +72,8 @@ mod tests {
             tuple(vec![other(&[2]), other(&[3])]),
             other(&[4]),
         ]);
-        let tiles: Vec<_> = flatten(&[nested])
+        let flat = flatten(&[nested]).expect("readable");
+        let tiles: Vec<_> = flat
             .iter()
             .map(|part| part.tile_assignment_dimensions[0])
             .collect();
