@@ -15,6 +15,8 @@
 )]
 
 mod args;
+#[cfg(test)]
+mod layout_tests;
 mod table;
 
 pub(crate) use args::*;
