@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::event::{Event, RawEvent};
 use crate::host::AlignedBytes;
 use crate::sys;
-use crate::transfer::{self, ToHost};
+use crate::transfer::to_host::{self, ToHost};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -166,7 +166,7 @@ impl Buffer {
     ///
     /// What the plugin reports.
     pub fn host_bytes(&self) -> Result<usize, Error> {
-        transfer::host_bytes(self)
+        to_host::host_bytes(self)
     }
 
     /// Copies the array into `dst`, dense and row-major whatever its layout on the device. `dst` comes back
@@ -176,7 +176,7 @@ impl Buffer {
     ///
     /// [`crate::Code::InvalidArgument`] if `dst` is shorter than [`Buffer::host_bytes`]; else what the plugin reports.
     pub fn to_host(&self, dst: AlignedBytes) -> Result<ToHost, Error> {
-        transfer::to_host(self, dst)
+        to_host::to_host(self, dst)
     }
 
     /// Copies to the default memory of another device of the same client.

@@ -5,14 +5,14 @@ use crate::buffer::Buffer;
 use crate::device::{ClientId, Device, Memory, text_of};
 use crate::element::ElementType;
 use crate::error::Error;
-use crate::event::{self, RawEvent};
+use crate::event;
 use crate::executable::LoadedExecutable;
-use crate::host::{ALIGNMENT, HostBytes};
+use crate::host::HostBytes;
 use crate::plugin::Plugin;
-use crate::sys::{self, host_semantics};
+use crate::sys;
+use crate::transfer::from_host;
 use crate::value::{self, OptionValue};
-use std::mem::offset_of;
-use std::ptr::{NonNull, null, null_mut};
+use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -110,11 +110,10 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// Starts a runtime. Which options exist is the plugin's matter; an unknown one is an error of most.
+    /// Starts a runtime. Which options exist is the plugin's matter; newer ones refuse an unknown option,
+    /// older ones (API 0.106 and before, on CPU) ignore it.
     ///
-    /// The CPU plugin of `lammps-jax-pjrt-cpu` takes `cpu_device_count` (an integer); those of
-    /// `fastatomstruct-xla-cpu` and `xla-cpu-pjrt` ignore all options and always have four devices, which is also
-    /// the default of the first.
+    /// CPU plugins take `cpu_device_count` (an integer, four if it is not given).
     ///
     /// # Errors
     ///
@@ -289,53 +288,7 @@ impl Client {
         byte_strides: Option<&[i64]>,
         memory: &Memory,
     ) -> Result<Buffer, Error> {
-        const FUNCTION: &str = "PJRT_Client_BufferFromHostBuffer";
-        self.0.owns(memory.client, FUNCTION)?;
-        self.takes(ty, FUNCTION)?;
-        let bytes = (*host).as_ref();
-        let start = first_element(bytes.len(), ty, dims, byte_strides)?;
-        let data = bytes.as_ptr().wrapping_add(start);
-        let aligned = data.align_offset(ALIGNMENT) == 0;
-
-        let mut args = sys::PJRT_Client_BufferFromHostBuffer_Args::new();
-        args.client = self.0.raw();
-        args.data = data.cast();
-        args.element_type = ty.number();
-        args.dims = dims.as_ptr();
-        args.num_dims = dims.len();
-        args.byte_strides = byte_strides.map_or(null(), <[i64]>::as_ptr);
-        args.num_byte_strides = byte_strides.map_or(0, <[i64]>::len);
-        args.host_buffer_semantics = if aligned {
-            host_semantics::IMMUTABLE_ZERO_COPY
-        } else {
-            host_semantics::IMMUTABLE_UNTIL_TRANSFER_COMPLETES
-        };
-        args.device = memory.device;
-        args.memory = memory.raw;
-        // SAFETY: the client, device and memory are live and belong together; the bytes at `data` reach as far as
-        // type, dims and strides say (`first_element`), are immutable, and live until the event below is ready.
-        unsafe { self.0.api().call(&mut args)? };
-        // SAFETY: both come from the call just made, which handed them over.
-        let (done, buffer) = unsafe {
-            let done = RawEvent::take(self.plugin(), args.done_with_host_buffer, FUNCTION);
-            (done, Buffer::take(&self.0, args.buffer, FUNCTION))
-        };
-        match done {
-            Ok(done) => {
-                if let Err((_, done, host)) = done.on_ready({
-                    let host = Arc::clone(&host);
-                    move |_| drop(host)
-                }) {
-                    // Nobody will tell when the bytes may go, so they stay.
-                    std::mem::forget((done, host));
-                }
-            }
-            Err(error) => {
-                std::mem::forget(host);
-                return Err(error);
-            }
-        }
-        buffer
+        from_host::from_host(self, host, ty, dims, byte_strides, memory)
     }
 
     /// The layout that the plugin gives an array where nothing else is asked, as XLA writes it, such as `{1,0}`.
@@ -375,130 +328,10 @@ impl Client {
     }
 
     /// Refuses element types at which the plugin would abort.
-    fn takes(&self, ty: ElementType, function: &'static str) -> Result<(), Error> {
+    pub(crate) fn takes(&self, ty: ElementType, function: &'static str) -> Result<(), Error> {
         if ty == ElementType::Token {
             return Err(Error::invalid(function, "a token is no array"));
         }
         ty.known_to(self.plugin().api_version(), function)
-    }
-}
-
-/// Offset in the host's bytes of the element at index zero, once it is clear that every element lies within.
-fn first_element(
-    len: usize,
-    ty: ElementType,
-    dims: &[i64],
-    byte_strides: Option<&[i64]>,
-) -> Result<usize, Error> {
-    const FUNCTION: &str = "PJRT_Client_BufferFromHostBuffer";
-    if let Some(negative) = dims.iter().find(|dim| **dim < 0) {
-        return Err(Error::invalid(
-            FUNCTION,
-            format!("an array cannot have a dimension of {negative}"),
-        ));
-    }
-    let too_large = || {
-        Error::invalid(
-            FUNCTION,
-            format!("an array of {ty:?}{dims:?} is larger than any memory"),
-        )
-    };
-    let width = i128::try_from(ty.host_bytes()).map_err(|_| too_large())?;
-    let mut count = 1_i128;
-    for dim in dims {
-        // Zero anywhere makes the whole array empty, but the other dims must still be sane.
-        count = count.checked_mul(i128::from(*dim)).ok_or_else(too_large)?;
-    }
-    let Some(strides) = byte_strides else {
-        let needed = count.checked_mul(width).ok_or_else(too_large)?;
-        return within(len, ty, dims, needed).map(|()| 0);
-    };
-    if strides.len() != dims.len() {
-        return Err(Error::invalid(
-            FUNCTION,
-            format!(
-                "{} byte strides do not fit {} dimensions",
-                strides.len(),
-                dims.len()
-            ),
-        ));
-    }
-    if count == 0 {
-        return Ok(0);
-    }
-    let (mut below, mut above) = (0_i128, 0_i128);
-    for (dim, stride) in dims.iter().zip(strides) {
-        // At most 2^63 * 2^63 each; dims.len() of them stay far below the limit of 128 bits for any sane rank,
-        // and the sum is checked all the same.
-        let reach = (i128::from(*dim) - 1) * i128::from(*stride);
-        let side = if reach < 0 { &mut below } else { &mut above };
-        *side = side.checked_add(reach).ok_or_else(too_large)?;
-    }
-    let needed = above
-        .checked_sub(below)
-        .and_then(|span| span.checked_add(width))
-        .ok_or_else(too_large)?;
-    within(len, ty, dims, needed)?;
-    usize::try_from(-below).map_err(|_| too_large())
-}
-
-fn within(len: usize, ty: ElementType, dims: &[i64], needed: i128) -> Result<(), Error> {
-    if i128::try_from(len).is_ok_and(|len| needed <= len) {
-        return Ok(());
-    }
-    Err(Error::invalid(
-        "PJRT_Client_BufferFromHostBuffer",
-        format!("an array of {ty:?}{dims:?} takes {needed} bytes on the host and {len} were given"),
-    ))
-}
-
-// The struct's exact size is what plugins compare.
-const _: () = assert!(
-    size_of::<sys::PJRT_Program>()
-        == offset_of!(sys::PJRT_Program, format_size) + size_of::<usize>()
-);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Code;
-
-    fn first(len: usize, dims: &[i64], strides: Option<&[i64]>) -> Result<usize, Code> {
-        first_element(len, ElementType::F32, dims, strides).map_err(|error| error.code())
-    }
-
-    #[test]
-    fn dense_arrays_need_all_their_bytes() {
-        assert_eq!(first(24, &[2, 3], None), Ok(0));
-        assert_eq!(first(23, &[2, 3], None), Err(Code::InvalidArgument));
-        assert_eq!(first(4, &[], None), Ok(0));
-        assert_eq!(first(3, &[], None), Err(Code::InvalidArgument));
-        assert_eq!(first(0, &[0, 1 << 40], None), Ok(0));
-        assert_eq!(first(0, &[-1], None), Err(Code::InvalidArgument));
-        assert_eq!(
-            first(8, &[i64::MAX, i64::MAX, i64::MAX], None),
-            Err(Code::InvalidArgument)
-        );
-    }
-
-    #[test]
-    fn strides_reach_as_far_as_they_say() {
-        // Every second row of four.
-        assert_eq!(first(36, &[2, 3], Some(&[24, 4])), Ok(0));
-        assert_eq!(
-            first(35, &[2, 3], Some(&[24, 4])),
-            Err(Code::InvalidArgument)
-        );
-        // Backwards: index zero is the last.
-        assert_eq!(first(12, &[3], Some(&[-4])), Ok(8));
-        assert_eq!(first(11, &[3], Some(&[-4])), Err(Code::InvalidArgument));
-        // Broadcast.
-        assert_eq!(first(4, &[1000], Some(&[0])), Ok(0));
-        assert_eq!(
-            first(4, &[2], Some(&[i64::MAX])),
-            Err(Code::InvalidArgument)
-        );
-        assert_eq!(first(4, &[2], Some(&[4, 4])), Err(Code::InvalidArgument));
-        assert_eq!(first(0, &[0], Some(&[4])), Ok(0));
     }
 }

@@ -424,6 +424,10 @@ impl LoadedExecutable {
     ///
     /// Arguments that the program donates are deleted by it, unless `options` names them.
     ///
+    /// Returns before the work is done, but not always at once: XLA's CPU client runs cheap programs on the calling
+    /// thread, and lets at most 32 executions of a device be under way, blocking the next call until one ends.
+    /// Several threads may call at once.
+    ///
     /// # Errors
     ///
     /// [`crate::Code::InvalidArgument`] if the lists do not fit the executable or hold another client's buffers; else

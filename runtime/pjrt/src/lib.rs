@@ -56,5 +56,5 @@ pub use executable::{LoadedExecutable, MemoryStats};
 pub use execute::{ExecuteOptions, Execution};
 pub use host::{AlignedBytes, HostBytes};
 pub use plugin::Plugin;
-pub use transfer::ToHost;
+pub use transfer::to_host::ToHost;
 pub use value::OptionValue;

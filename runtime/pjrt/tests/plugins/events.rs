@@ -1,11 +1,13 @@
 //! Events: futures, callbacks, threads.
 
-use crate::support::{Which, add, compile, fetch_floats, put, run};
+use crate::support::{
+    SLOW, Which, add, aligned, bytes_of, compile, fetch_floats, floats_of, put, run,
+};
 use std::sync::mpsc;
 use std::time::Duration;
-use waystation_pjrt::{AlignedBytes, ExecuteOptions};
+use waystation_pjrt::{AlignedBytes, Buffer, Client, ElementType, ExecuteOptions};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn callbacks_and_futures(which: Which) {
     let client = which.client();
@@ -52,12 +54,112 @@ pub(crate) fn callbacks_and_futures(which: Which) {
         .recv_timeout(PATIENCE)
         .expect("a call")
         .expect("the bytes");
-    assert_eq!(crate::support::floats_of(&bytes), [2., 4., 6., 8.]);
+    assert_eq!(floats_of(&bytes), [2., 4., 6., 8.]);
     drop(
         output
             .to_host(AlignedBytes::zeroed(16).expect("memory"))
             .expect("it starts"),
     );
+}
+
+/// The argument of [`SLOW`]: with 1/256 everywhere, every product is the same again.
+fn even(client: &Client) -> Buffer {
+    let device = &client.devices()[0];
+    let memory = &device.memories()[device.default_memory()];
+    let host = aligned(&bytes_of(&[1.0 / 256.0; 256 * 256]));
+    client
+        .buffer_from_host(host, ElementType::F32, &[256, 256], None, memory)
+        .expect("a buffer")
+}
+
+fn is_even(bytes: &[u8]) {
+    assert_eq!(bytes.len(), 4 * 256 * 256);
+    assert!(floats_of(bytes).iter().all(|value| *value == 1.0 / 256.0));
+}
+
+pub(crate) fn work_under_way_is_waited_for(which: Which) {
+    let client = which.client();
+    let executable = compile(&client, SLOW, &[0]).expect("it compiles");
+    let x = even(&client);
+    let start = || {
+        let options = ExecuteOptions::default();
+        executable
+            .execute(&[vec![&x]], &options)
+            .expect("it starts")
+    };
+    let room = || AlignedBytes::zeroed(4 * 256 * 256).expect("memory");
+
+    // A future that is polled too early is woken.
+    let execution = start();
+    let output = &execution.outputs[0][0];
+    let fetch = output.to_host(room()).expect("it starts");
+    assert!(!fetch.is_ready(), "the program should still run");
+    let ready = output.ready().expect("an event");
+    for done in execution.done {
+        futures::executor::block_on(done).expect("it runs");
+    }
+    futures::executor::block_on(ready).expect("it is filled");
+    is_even(&futures::executor::block_on(fetch).expect("the bytes"));
+
+    // A callback that is registered too early is called.
+    let execution = start();
+    let (sender, receiver) = mpsc::channel();
+    let fetch = execution.outputs[0][0].to_host(room()).expect("it starts");
+    fetch.on_ready(move |bytes| {
+        sender
+            .send(bytes.map(|bytes| bytes.to_vec()))
+            .expect("somebody listens")
+    });
+    // Nothing but the plugin holds the work now.
+    drop(execution);
+    is_even(
+        &receiver
+            .recv_timeout(PATIENCE)
+            .expect("a call")
+            .expect("the bytes"),
+    );
+
+    // A future that is polled and dropped, a copy that nobody wants, buffers dropped under way.
+    let execution = start();
+    drop(execution.outputs[0][0].to_host(room()).expect("it starts"));
+    for mut done in execution.done {
+        let _ = futures::executor::block_on(futures::future::poll_immediate(&mut done));
+    }
+    drop(execution.outputs);
+
+    // Polled first, then given a callback.
+    let execution = start();
+    let (sender, receiver) = mpsc::channel();
+    for mut done in execution.done {
+        let early = futures::executor::block_on(futures::future::poll_immediate(&mut done));
+        assert_eq!(early, None, "the program should still run");
+        let sender = sender.clone();
+        done.on_ready(move |outcome| sender.send(outcome).expect("somebody listens"));
+    }
+    assert_eq!(receiver.recv_timeout(PATIENCE), Ok(Ok(())));
+}
+
+pub(crate) fn more_under_way_than_the_plugin_queues(which: Which) {
+    let client = which.client();
+    let executable = compile(&client, SLOW, &[0]).expect("it compiles");
+    let x = even(&client);
+    std::thread::scope(|scope| {
+        let run = || {
+            for _ in 0..20 {
+                // Blocks once 32 are under way, and goes on as they end.
+                let options = ExecuteOptions::default();
+                let _ = executable
+                    .execute(&[vec![&x]], &options)
+                    .expect("it starts");
+            }
+        };
+        scope.spawn(run);
+        scope.spawn(run);
+    });
+    let execution = executable
+        .execute(&[vec![&x]], &ExecuteOptions::default())
+        .expect("it starts");
+    is_even(&crate::support::fetch(&execution.outputs[0][0]).expect("the bytes"));
 }
 
 pub(crate) fn a_panicking_callback_does_no_harm(which: Which) {

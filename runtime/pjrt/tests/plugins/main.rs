@@ -60,6 +60,8 @@ on_every_plugin! {
         garbage_is_refused;
     events:
         callbacks_and_futures
+        work_under_way_is_waited_for
+        more_under_way_than_the_plugin_queues
         a_panicking_callback_does_no_harm
         the_last_handle_may_go_in_a_callback
         calls_from_many_threads;

@@ -10,14 +10,17 @@ use waystation_pjrt::{
 };
 use waystation_proto::xla;
 
+/// Devices of every client here.
+pub(crate) const DEVICES: usize = 8;
+
 /// The plugins of the test environment, newest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Which {
-    /// `lammps-jax-pjrt-cpu` 0.11.2: API 0.115; takes `cpu_device_count`.
+    /// `lammps-jax-pjrt-cpu` 0.11.2: API 0.115; refuses options that it does not know.
     Lammps,
-    /// `fastatomstruct-xla-cpu` 2026.6.23: API 0.106; always four devices, ignores options.
+    /// `fastatomstruct-xla-cpu` 2026.6.23: API 0.106; ignores options that it does not know.
     FastAtomStruct,
-    /// `xla-cpu-pjrt` 0.0.1: API 0.81; always four devices, ignores options.
+    /// `xla-cpu-pjrt` 0.0.1: API 0.81; ignores options that it does not know.
     XlaCpuPjrt,
 }
 
@@ -43,14 +46,9 @@ impl Which {
         Plugin::load(&library).expect("the plugin loads")
     }
 
-    /// Devices of the client that [`Which::client`] gives.
-    pub(crate) fn devices(self) -> usize {
-        if self == Self::Lammps { 8 } else { 4 }
-    }
-
     /// A client of its own.
     pub(crate) fn new_client(self) -> Client {
-        let count = i64::try_from(self.devices()).expect("few");
+        let count = i64::try_from(DEVICES).expect("few");
         let options = [("cpu_device_count".to_owned(), OptionValue::Int64(count))];
         Client::create(&self.plugin(), &options).expect("a client")
     }
@@ -142,6 +140,26 @@ pub(crate) fn all_reduce(count: usize) -> String {
          }}"
     )
 }
+
+/// Thirty products of 256 by 256 floats, one after the other: long enough to be seen under way.
+pub(crate) const SLOW: &str = "module @slow {
+  func.func public @main(%x: tensor<256x256xf32>) -> tensor<256x256xf32> {
+    %zero = stablehlo.constant dense<0> : tensor<i32>
+    %one = stablehlo.constant dense<1> : tensor<i32>
+    %end = stablehlo.constant dense<30> : tensor<i32>
+    %r:2 = stablehlo.while(%i = %zero, %acc = %x) : tensor<i32>, tensor<256x256xf32>
+    cond {
+      %more = stablehlo.compare LT, %i, %end : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %more : tensor<i1>
+    } do {
+      %next = stablehlo.add %i, %one : tensor<i32>
+      %d = stablehlo.dot_general %acc, %x, contracting_dims = [1] x [0]
+         : (tensor<256x256xf32>, tensor<256x256xf32>) -> tensor<256x256xf32>
+      stablehlo.return %next, %d : tensor<i32>, tensor<256x256xf32>
+    }
+    return %r#1 : tensor<256x256xf32>
+  }
+}";
 
 /// `bytes` in memory that plugins may use in place.
 pub(crate) fn aligned(bytes: &[u8]) -> HostBytes {
