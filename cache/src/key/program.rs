@@ -5,15 +5,6 @@ use waystation_stablehlo::Refusal;
 
 use super::{Treatment, bytes_digest};
 
-/// Names of calls into the process that made the program, as they stand in its bytes. A program that is understood is
-/// looked through call by call; one that is not gets no key that could be shared if any of these occurs in it.
-const PROCESS_LOCAL: [&[u8]; 3] = [
-    // JAX's callbacks: `xla_python_cpu_callback`, `xla_ffi_python_cpu_callback`, `xla_ffi_partitioned_python_...`.
-    b"python_cpu_callback",
-    b"python_gpu_callback",
-    b"CustomSPMDPartitioning",
-];
-
 /// Digest of a program and how it was come by. Digests of different treatments never agree.
 pub(super) fn digest(program: &[u8]) -> (Digest, Treatment) {
     match waystation_stablehlo::digest(program) {
@@ -21,38 +12,27 @@ pub(super) fn digest(program: &[u8]) -> (Digest, Treatment) {
             bytes_digest(b"structural program", &digest),
             Treatment::Structural,
         ),
-        Err(Refusal::Uncacheable { construct }) => uncacheable(program, construct),
-        Err(refusal) => match process_local(program) {
-            Some(name) => uncacheable(program, name.to_owned()),
-            None => (
-                bytes_digest(b"raw program", program),
-                Treatment::Raw {
-                    construct: cause(&refusal),
-                },
-            ),
-        },
+        Err(refusal) if refusal.allows_raw_key() => (
+            bytes_digest(b"raw program", program),
+            Treatment::Raw {
+                construct: cause(&refusal),
+            },
+        ),
+        // Such a program has a name too, for messages; it is never looked up.
+        Err(refusal) => (
+            bytes_digest(b"uncacheable program", program),
+            Treatment::Uncacheable {
+                reason: cause(&refusal),
+            },
+        ),
     }
 }
 
-/// Such a program has a name too, for messages; it is never looked up.
-fn uncacheable(program: &[u8], reason: String) -> (Digest, Treatment) {
-    (
-        bytes_digest(b"uncacheable program", program),
-        Treatment::Uncacheable { reason },
-    )
-}
-
-fn process_local(program: &[u8]) -> Option<&'static str> {
-    PROCESS_LOCAL
-        .iter()
-        .find(|name| program.windows(name.len()).any(|window| window == **name))
-        .and_then(|name| std::str::from_utf8(name).ok())
-}
-
-/// What was not understood, in the reader's own words.
+/// What is in the way, in the reader's own words.
 fn cause(refusal: &Refusal) -> String {
     match refusal {
         Refusal::Unreadable(error) => error.to_string(),
+        Refusal::Uncacheable { construct } => construct.clone(),
         other => other.to_string(),
     }
 }
