@@ -1,3 +1,37 @@
 //! A worker: one PJRT client, its arrays and executables, and the op stream that drives them.
+//!
+//! ```text
+//! proxy --Session--> service --ops, one permit each--> dispatch thread: session (table, waits, launches) --> plugin
+//!       <--replies-- outbox <-----------------------------'   ^                                             |
+//!       --PutData, FetchData--> service --jobs--------------->|<-- compiler (cache, plugin), peers, events <'
+//! ```
+//!
+//! One *dispatch thread* owns everything that ops change: the shard table, the executables and what waits for what. So ops
+//! take effect in stream order without locks. It calls the plugin itself and never waits for bytes, compiles, executions
+//! or the network; those end as jobs in its queue. Back-pressure: an op holds a permit until it is dispatched, and without
+//! a permit the stream is not read.
 
+mod compiler;
+mod config;
+mod core;
+mod counters;
+mod dispatch;
+mod dtype;
+mod error;
+mod geometry;
+mod host;
+mod outbox;
+mod peers;
 pub mod program;
+mod register;
+mod report;
+mod serve;
+mod service;
+mod session;
+mod status;
+mod table;
+mod text;
+
+pub use config::{Config, Limits};
+pub use error::Error;
+pub use serve::serve;

@@ -1,0 +1,74 @@
+//! What a worker is told at its start. The command line reads the environment; nothing here does.
+
+use std::{net::TcpListener, path::PathBuf, time::Duration};
+
+use waystation_pjrt::OptionValue;
+
+/// How to run one worker.
+#[derive(Debug)]
+pub struct Config {
+    /// A bound listener of the worker service.
+    pub listener: TcpListener,
+    /// "host:port" under which proxies and other workers reach the service; the listener's own address when not given.
+    pub advertise: Option<String>,
+    /// "host:port" of the resource manager; without one the worker serves whoever dials it.
+    pub resource_manager: Option<String>,
+    /// The slice that this worker is part of.
+    pub slice: u32,
+    /// The worker's number in its slice.
+    pub task: u32,
+    /// Workers of the slice.
+    pub slice_tasks: u32,
+    /// The PJRT plugin's shared library.
+    pub plugin: PathBuf,
+    /// Options for the plugin's client (`cpu_device_count`, ...).
+    pub plugin_options: Vec<(String, OptionValue)>,
+    /// Where compiled programs are kept.
+    pub cache: waystation_cache::Config,
+    /// The variables of the process's environment; those that steer the compiler enter the cache key.
+    pub environment: Vec<(String, String)>,
+    /// Bounds.
+    pub limits: Limits,
+}
+
+/// Bounds of one worker. The defaults suit a machine with a few accelerators.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Ops taken off the stream that are not dispatched yet; beyond it the stream is not read and the sender blocks.
+    pub queued_ops: usize,
+    /// Executions handed to the plugin that have not ended. A CPU plugin blocks its caller at about 32 a device.
+    pub launches_in_flight: usize,
+    /// Ops that wait for bytes or a program at the same time; more are refused.
+    pub waiting_ops: usize,
+    /// Replies not taken by the proxy yet; beyond it the stream is not read.
+    pub unsent_replies: usize,
+    /// Bytes of transfers that came before the op that uses them.
+    pub early_put_bytes: u64,
+    /// Fetches of transfers that no op has named yet.
+    pub early_fetches: usize,
+    /// How long such a fetch waits for its op.
+    pub early_fetch_wait: Duration,
+    /// Largest result that rides along with `ReadDone`, in bytes.
+    pub inline_read_bytes: usize,
+    /// Programs compiled at the same time.
+    pub compiles: usize,
+    /// How long a shutdown waits for what is under way.
+    pub grace: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            queued_ops: 1024,
+            launches_in_flight: 24,
+            waiting_ops: 1 << 18,
+            unsent_replies: 4096,
+            early_put_bytes: 256 << 20,
+            early_fetches: 4096,
+            early_fetch_wait: Duration::from_secs(60),
+            inline_read_bytes: 64 << 10,
+            compiles: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            grace: Duration::from_secs(5),
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! What the dispatch thread, the gRPC service and the tasks between them share.
+
+use std::sync::Arc;
+
+use crossbeam_channel::Sender;
+use tokio::{runtime::Handle, sync::OwnedSemaphorePermit};
+use waystation_pjrt::{Client, Memory};
+use waystation_proto::{
+    tensorflow::StatusProto,
+    waystation::worker::{Attach, Op},
+};
+
+use crate::{
+    compiler::Compiler, config::Limits, counters::Counters, outbox::Outbox, peers::Peers,
+    session::Session, status,
+};
+
+/// Work for the dispatch thread on a session's state.
+pub(crate) type Job = Box<dyn FnOnce(&mut Session) + Send>;
+
+/// A call of the data service: on the session that it names, or with the reason why that is not there.
+pub(crate) type DataCall = Box<dyn FnOnce(Result<&mut Session, StatusProto>) + Send>;
+
+/// Everything that reaches the dispatch thread, in order of arrival.
+pub(crate) enum Event {
+    /// A proxy takes the worker over. Answered with the number of the new session, or the reason why not.
+    Attach {
+        attach: Attach,
+        outbox: Outbox,
+        accepted: tokio::sync::oneshot::Sender<Result<u64, StatusProto>>,
+    },
+    /// The next op of session `serial`.
+    Op {
+        serial: u64,
+        op: Box<Op>,
+        permit: OwnedSemaphorePermit,
+    },
+    /// The op stream of session `serial` has ended.
+    End { serial: u64 },
+    /// Something that session `serial` waits for; void when the session is over.
+    Job { serial: u64, job: Job },
+    /// A call of the data service, which names the session by its epoch.
+    Data { epoch: u64, call: DataCall },
+    /// The end of the thread.
+    Stop,
+}
+
+/// Shared by reference count.
+pub(crate) struct Core {
+    pub(crate) client: Client,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) limits: Limits,
+    pub(crate) runtime: Handle,
+    pub(crate) events: Sender<Event>,
+    pub(crate) compiler: Arc<Compiler>,
+    pub(crate) peers: Arc<Peers>,
+}
+
+impl Core {
+    /// Runs `job` on the dispatch thread if session `serial` is still there.
+    pub(crate) fn post(&self, serial: u64, job: impl FnOnce(&mut Session) + Send + 'static) {
+        // The thread is gone only when the process shuts down; nobody waits for the job then.
+        let _ = self.events.send(Event::Job {
+            serial,
+            job: Box::new(job),
+        });
+    }
+
+    /// A memory of a local device by kind; the empty kind is the device's default memory.
+    pub(crate) fn memory(&self, device: u32, kind: &str) -> Result<&Memory, StatusProto> {
+        let devices = self.client.devices();
+        let Some(found) = usize::try_from(device)
+            .ok()
+            .and_then(|device| devices.get(device))
+        else {
+            return Err(status::invalid(format!(
+                "there is no local device {device}; this worker has {}",
+                devices.len()
+            )));
+        };
+        let memory = if kind.is_empty() {
+            found.memories().get(found.default_memory())
+        } else {
+            found.memories().iter().find(|memory| memory.kind() == kind)
+        };
+        memory.ok_or_else(|| {
+            let kinds: Vec<&str> = found.memories().iter().map(Memory::kind).collect();
+            status::invalid(format!(
+                "device {device} has no memory {kind:?}, only {kinds:?}"
+            ))
+        })
+    }
+}

@@ -1,0 +1,52 @@
+//! What the worker counts. Written by the dispatch thread and its helpers, read by `GetStatus`.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+/// Counters of the process since its start; `array_bytes`, `shards` and `executables` are gauges.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) compiles: AtomicU64,
+    pub(crate) compile_nanos: AtomicU64,
+    pub(crate) load_nanos: AtomicU64,
+    pub(crate) array_bytes: AtomicU64,
+    pub(crate) shards: AtomicU64,
+    pub(crate) executes: AtomicU64,
+    pub(crate) put_bytes: AtomicU64,
+    pub(crate) fetched_bytes: AtomicU64,
+    pub(crate) pulled_bytes: AtomicU64,
+    pub(crate) saved_bytes: AtomicU64,
+    pub(crate) restored_bytes: AtomicU64,
+    pub(crate) executables: AtomicU64,
+    /// Loads that found the same program for the same devices already in the process.
+    pub(crate) shared_loads: AtomicU64,
+}
+
+/// Adds to a counter.
+pub(crate) fn add(counter: &AtomicU64, amount: u64) {
+    counter.fetch_add(amount, Relaxed);
+}
+
+/// Takes from a gauge.
+pub(crate) fn sub(gauge: &AtomicU64, amount: u64) {
+    gauge.fetch_sub(amount, Relaxed);
+}
+
+/// Adds a time to a counter of nanoseconds.
+pub(crate) fn add_time(counter: &AtomicU64, time: Duration) {
+    add(counter, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+}
+
+/// The value now.
+pub(crate) fn get(counter: &AtomicU64) -> u64 {
+    counter.load(Relaxed)
+}
+
+/// A counter of nanoseconds in seconds.
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "a figure for people; 2^53 ns is 104 days"
+)]
+pub(crate) fn seconds(counter: &AtomicU64) -> f64 {
+    get(counter) as f64 / 1e9
+}

@@ -1,0 +1,155 @@
+//! The dispatch thread: the one place that touches shards, executables and waiting ops. It calls the plugin itself, so ops
+//! take effect in stream order without a lock, and it never waits for bytes, compiles or executions.
+
+use std::{sync::Arc, thread::JoinHandle};
+
+use crossbeam_channel::Receiver;
+use waystation_proto::{
+    tensorflow::{StatusProto, error::Code},
+    waystation::worker::{Attach, Attached, reply},
+};
+
+use crate::{
+    core::{Core, Event},
+    outbox::Outbox,
+    session::Session,
+    status,
+};
+
+/// Starts the thread. It ends with [`Event::Stop`].
+pub(crate) fn start(core: Arc<Core>, events: Receiver<Event>) -> std::io::Result<JoinHandle<()>> {
+    std::thread::Builder::new()
+        .name("dispatch".to_owned())
+        .spawn(move || {
+            let mut dispatch = Dispatch {
+                core,
+                session: None,
+                serial: 0,
+            };
+            while let Ok(event) = events.recv() {
+                if matches!(event, Event::Stop) {
+                    break;
+                }
+                dispatch.handle(event);
+            }
+        })
+}
+
+struct Dispatch {
+    core: Arc<Core>,
+    session: Option<Session>,
+    /// Sessions so far: a completion that outlives its session finds another number.
+    serial: u64,
+}
+
+impl Dispatch {
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Attach {
+                attach,
+                outbox,
+                accepted,
+            } => {
+                // A caller that is gone has no use for its session.
+                let result = self.attach(&attach, outbox);
+                let serial = self.serial;
+                if accepted.send(result).is_err() {
+                    self.end(serial);
+                }
+            }
+            Event::Op { serial, op, permit } => {
+                if let Some(session) = self.of_serial(serial) {
+                    session.apply(*op, permit);
+                }
+            }
+            Event::End { serial } => self.end(serial),
+            Event::Job { serial, job } => {
+                if let Some(session) = self.of_serial(serial) {
+                    job(session);
+                    session.settle();
+                }
+            }
+            Event::Data { epoch, call } => match &mut self.session {
+                Some(session) if session.epoch() == epoch => {
+                    call(Ok(session));
+                    session.settle();
+                }
+                Some(session) => {
+                    let now = session.epoch();
+                    call(Err(status::invalid(format!(
+                        "the transfer belongs to lease {epoch}, the worker now serves lease {now}"
+                    ))));
+                }
+                None => call(Err(status::invalid(format!(
+                    "the transfer belongs to lease {epoch}, which has ended"
+                )))),
+            },
+            Event::Stop => {}
+        }
+    }
+
+    fn of_serial(&mut self, serial: u64) -> Option<&mut Session> {
+        self.session
+            .as_mut()
+            .filter(|session| session.serial() == serial)
+    }
+
+    fn attach(&mut self, attach: &Attach, outbox: Outbox) -> Result<u64, StatusProto> {
+        let ours = waystation_proto::LINK_VERSION;
+        if attach.link_version != ours {
+            return Err(status::of(
+                Code::FailedPrecondition,
+                format!(
+                    "the proxy ({:?}) speaks link version {}, this worker ({:?}) speaks {ours}; run the same build everywhere",
+                    attach.build_id,
+                    attach.link_version,
+                    waystation_proto::BUILD_ID
+                ),
+            ));
+        }
+        if let Some(session) = &self.session
+            && session.epoch() >= attach.epoch
+        {
+            return Err(status::of(
+                Code::FailedPrecondition,
+                format!(
+                    "the worker serves lease {}, which lease {} does not end",
+                    session.epoch(),
+                    attach.epoch
+                ),
+            ));
+        }
+        let local = self.core.client.devices().len();
+        if attach.device_ids.len() != local {
+            return Err(status::invalid(format!(
+                "{} device ids came for {local} local devices",
+                attach.device_ids.len()
+            )));
+        }
+        self.session = None;
+        self.serial += 1;
+        tracing::info!(
+            epoch = attach.epoch,
+            proxy = attach.build_id,
+            "a proxy takes the worker"
+        );
+        outbox.send(reply::Reply::Attached(Attached {}));
+        self.session = Some(Session::new(
+            Arc::clone(&self.core),
+            attach,
+            self.serial,
+            outbox,
+        ));
+        Ok(self.serial)
+    }
+
+    fn end(&mut self, serial: u64) {
+        if let Some(session) = self.of_serial(serial) {
+            tracing::info!(
+                epoch = session.epoch(),
+                "the session has ended; all it held is freed"
+            );
+            self.session = None;
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Why a worker does not run.
+
+use std::{io, path::PathBuf};
+
+/// A worker that could not start, or that stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The plugin cannot be loaded.
+    #[error("the PJRT plugin {path} cannot be used; check --pjrt_plugin")]
+    Plugin {
+        /// The plugin's file.
+        path: PathBuf,
+        /// What the binding says.
+        source: waystation_pjrt::Error,
+    },
+    /// The plugin's client cannot be created.
+    #[error(
+        "the client of the PJRT plugin {path} cannot be created; check the plugin's options and its devices"
+    )]
+    Client {
+        /// The plugin's file.
+        path: PathBuf,
+        /// What the plugin says.
+        source: waystation_pjrt::Error,
+    },
+    /// The plugin has no devices.
+    #[error("the PJRT plugin {path} shows no devices")]
+    NoDevices {
+        /// The plugin's file.
+        path: PathBuf,
+    },
+    /// The plugin's file cannot be read for its digest.
+    #[error("the PJRT plugin {path} cannot be read")]
+    Digest {
+        /// The plugin's file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The listener cannot be used.
+    #[error("the worker's listener cannot be used")]
+    Listener(#[source] io::Error),
+    /// A thread could not be started or has died.
+    #[error("the dispatch thread {what}")]
+    Dispatch {
+        /// What happened to it.
+        what: String,
+    },
+    /// The gRPC server failed.
+    #[error("the worker's gRPC server failed")]
+    Server(#[source] tonic::transport::Error),
+}

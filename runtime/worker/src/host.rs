@@ -1,0 +1,18 @@
+//! Host memory for transfers.
+
+use waystation_pjrt::AlignedBytes;
+use waystation_proto::tensorflow::StatusProto;
+
+use crate::status;
+
+/// `bytes` bytes of zero, aligned so that a plugin can use them in place.
+pub(crate) fn zeroed(bytes: usize) -> Result<AlignedBytes, StatusProto> {
+    AlignedBytes::zeroed(bytes).map_err(|error| status::of_plugin(&error, 0))
+}
+
+/// An aligned copy.
+pub(crate) fn copy(bytes: &[u8]) -> Result<AlignedBytes, StatusProto> {
+    let mut copy = zeroed(bytes.len())?;
+    copy.copy_from_slice(bytes);
+    Ok(copy)
+}

@@ -1,0 +1,43 @@
+//! What `GetStatus` answers.
+
+use waystation_proto::waystation::worker::WorkerStatus;
+
+use crate::{core::Core, counters};
+
+/// The parts of a status that never change.
+#[derive(Clone, Debug)]
+pub(crate) struct Report {
+    pub(crate) plugin_path: String,
+    pub(crate) platform: String,
+    pub(crate) cache_location: String,
+}
+
+impl Report {
+    /// The counters now.
+    pub(crate) fn status(&self, core: &Core) -> WorkerStatus {
+        let ours = &core.counters;
+        let cache = core.compiler.cache().counters();
+        WorkerStatus {
+            compiles: counters::get(&ours.compiles),
+            memory_hits: cache.memory_hits + counters::get(&ours.shared_loads),
+            bucket_hits: cache.bucket_hits,
+            bucket_misses: cache.bucket_misses,
+            bucket_writes: cache.bucket_writes,
+            bucket_bad_entries: cache.bad_entries + cache.rejected,
+            compile_seconds: counters::seconds(&ours.compile_nanos),
+            load_seconds: counters::seconds(&ours.load_nanos),
+            array_bytes: counters::get(&ours.array_bytes),
+            shards: counters::get(&ours.shards),
+            executes: counters::get(&ours.executes),
+            put_bytes: counters::get(&ours.put_bytes),
+            fetched_bytes: counters::get(&ours.fetched_bytes),
+            pulled_bytes: counters::get(&ours.pulled_bytes),
+            saved_bytes: counters::get(&ours.saved_bytes),
+            restored_bytes: counters::get(&ours.restored_bytes),
+            plugin_path: self.plugin_path.clone(),
+            platform: self.platform.clone(),
+            executables: counters::get(&ours.executables),
+            cache_location: self.cache_location.clone(),
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Brings a worker up, serves until the token is cancelled, and takes it down.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use tokio_util::sync::CancellationToken;
+use tonic::transport::server::TcpIncoming;
+use waystation_cache::{Cache, platform};
+use waystation_pjrt::{Client, Plugin};
+use waystation_proto::waystation::{scheduler::Hello, worker::worker_server::WorkerServer};
+
+use crate::{
+    compiler::{Compiler, Identity},
+    config::Config,
+    core::{Core, Event},
+    counters::Counters,
+    dispatch,
+    error::Error,
+    peers::{CONNECTION_WINDOW_BYTES, Peers, STREAM_WINDOW_BYTES},
+    register,
+    report::Report,
+    service::Service,
+};
+
+/// Runs a worker until `stop` is cancelled. Loads the plugin first, then serves, then registers with the resource manager.
+///
+/// # Errors
+///
+/// When the plugin, its client or the listener cannot be used, or the worker breaks while it runs.
+pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error> {
+    let (plugin, options) = (config.plugin.clone(), config.plugin_options.clone());
+    let (client, digest) = tokio::task::spawn_blocking(move || open(&plugin, &options))
+        .await
+        .map_err(|error| Error::Dispatch {
+            what: format!("lost the plugin while it was loaded: {error}"),
+        })??;
+    let address = config
+        .listener
+        .local_addr()
+        .map_err(Error::Listener)?
+        .to_string();
+    let address = config.advertise.clone().unwrap_or(address);
+    let identity = identity(&client, &digest, config.environment.clone());
+    let cache = Cache::open(config.cache);
+    let report = Report {
+        plugin_path: config.plugin.display().to_string(),
+        platform: format!("{} {}", client.platform_name(), client.platform_version()),
+        cache_location: cache.location().to_owned(),
+    };
+    let hello = Hello {
+        address: address.clone(),
+        slice: config.slice,
+        task: config.task,
+        link_version: waystation_proto::LINK_VERSION,
+        build_id: waystation_proto::BUILD_ID.to_owned(),
+        inventory: Some(register::inventory(&client, digest)),
+        slice_tasks: config.slice_tasks,
+    };
+
+    let counters = Arc::new(Counters::default());
+    let compiler = Compiler::new(
+        client.clone(),
+        cache,
+        identity,
+        Arc::clone(&counters),
+        config.limits.compiles,
+    );
+    // Unbounded for the plugin's threads, which must not wait; what fills it is bounded by the ops taken off the stream.
+    let (events, receiver) = crossbeam_channel::unbounded();
+    let core = Arc::new(Core {
+        client,
+        counters,
+        limits: config.limits,
+        runtime: tokio::runtime::Handle::current(),
+        events,
+        compiler: Arc::new(compiler),
+        peers: Arc::new(Peers::default()),
+    });
+    let thread = dispatch::start(Arc::clone(&core), receiver).map_err(|error| Error::Dispatch {
+        what: format!("could not be started: {error}"),
+    })?;
+
+    config
+        .listener
+        .set_nonblocking(true)
+        .map_err(Error::Listener)?;
+    let listener = tokio::net::TcpListener::from_std(config.listener).map_err(Error::Listener)?;
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    let service = Service {
+        core: Arc::clone(&core),
+        report,
+        stop: stop.clone(),
+    };
+    let server = tonic::transport::Server::builder()
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .http2_keepalive_interval(Some(Duration::from_secs(10)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(20)))
+        .add_service(
+            WorkerServer::new(service)
+                .max_decoding_message_size(usize::MAX)
+                .max_encoding_message_size(usize::MAX),
+        )
+        .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
+    tracing::info!(
+        address,
+        devices = core.client.devices().len(),
+        "the worker serves"
+    );
+    let registration = config
+        .resource_manager
+        .map(|manager| tokio::spawn(register::stay_registered(manager, hello, stop.clone())));
+
+    let grace = core.limits.grace;
+    let died = watch_thread(thread);
+    let ended = tokio::select! {
+        ended = server => ended.map_err(Error::Server),
+        what = died => Err(Error::Dispatch { what }),
+        // Calls that do not end by themselves are dropped with the server.
+        () = async { stop.cancelled().await; tokio::time::sleep(grace).await } => Ok(()),
+    };
+    stop.cancel();
+    if let Some(registration) = registration {
+        registration.abort();
+    }
+    // The thread is gone already when it is what ended the worker.
+    let _ = core.events.send(Event::Stop);
+    core.compiler.cache().shutdown(grace).await;
+    ended
+}
+
+/// Loads the plugin and creates its client. Blocks.
+fn open(
+    path: &Path,
+    options: &[(String, waystation_pjrt::OptionValue)],
+) -> Result<(Client, String), Error> {
+    let digest = platform::file_digest(path).map_err(|source| Error::Digest {
+        path: path.to_owned(),
+        source,
+    })?;
+    let plugin = Plugin::load(path).map_err(|source| Error::Plugin {
+        path: path.to_owned(),
+        source,
+    })?;
+    let client = Client::create(&plugin, options).map_err(|source| Error::Client {
+        path: path.to_owned(),
+        source,
+    })?;
+    if client.devices().is_empty() {
+        return Err(Error::NoDevices {
+            path: path.to_owned(),
+        });
+    }
+    Ok((client, digest))
+}
+
+/// What an executable made here depends on, besides program and options.
+fn identity(client: &Client, digest: &str, environment: Vec<(String, String)>) -> Identity {
+    let mut kinds: Vec<&str> = client
+        .devices()
+        .iter()
+        .map(waystation_pjrt::Device::kind)
+        .collect();
+    kinds.sort_unstable();
+    kinds.dedup();
+    let mut platform = vec![
+        ("plugin".to_owned(), digest.to_owned()),
+        ("platform".to_owned(), client.platform_name().to_owned()),
+        (
+            "platform_version".to_owned(),
+            client.platform_version().to_owned(),
+        ),
+        ("device_kinds".to_owned(), kinds.join(",")),
+    ];
+    if client.platform_name() == "cpu" {
+        platform.extend(platform::cpu());
+    }
+    Identity {
+        platform,
+        environment: platform::environment(environment),
+    }
+}
+
+/// Ends when the thread ends before it is told to.
+async fn watch_thread(thread: std::thread::JoinHandle<()>) -> String {
+    loop {
+        if thread.is_finished() {
+            return match thread.join() {
+                Ok(()) => "has ended".to_owned(),
+                Err(_) => "has panicked; this is a defect of waystation".to_owned(),
+            };
+        }
+        tokio::time::sleep(Duration::from_millis(250)).await;
+    }
+}

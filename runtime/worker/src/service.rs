@@ -1,0 +1,358 @@
+//! The gRPC face of the dispatch thread.
+
+use std::{pin::Pin, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use tokio::sync::{Semaphore, oneshot};
+use tokio_stream::Stream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, Streaming};
+use waystation_pjrt::AlignedBytes;
+use waystation_proto::{
+    tensorflow::StatusProto,
+    waystation::worker::{
+        DataFrame, DataHeader, FetchDataRequest, Op, PutDataReply, Reply, WorkerStatus,
+        WorkerStatusRequest, op, worker_server::Worker,
+    },
+};
+
+use crate::{
+    core::{Core, Event},
+    host,
+    outbox::{Gauge, Inbox, outbox},
+    report::Report,
+    session::{Broken, Fetch, Session},
+    status,
+};
+
+/// Payload of one frame of the data service.
+const FRAME_BYTES: usize = 1 << 20;
+
+/// Largest transfer that is taken: what an array of a size no machine has would need is refused before memory is asked for.
+const MAX_TRANSFER_BYTES: u64 = 1 << 40;
+
+/// The service.
+pub(crate) struct Service {
+    pub(crate) core: Arc<Core>,
+    pub(crate) report: Report,
+    /// Ends all sessions.
+    pub(crate) stop: CancellationToken,
+}
+
+#[tonic::async_trait]
+impl Worker for Service {
+    type SessionStream = Pin<Box<dyn Stream<Item = Result<Reply, Status>> + Send>>;
+    type FetchDataStream = Pin<Box<dyn Stream<Item = Result<DataFrame, Status>> + Send>>;
+
+    async fn session(
+        &self,
+        request: Request<Streaming<Op>>,
+    ) -> Result<Response<Self::SessionStream>, Status> {
+        let mut ops = request.into_inner();
+        let first = ops.message().await?.and_then(|op| op.op);
+        let Some(op::Op::Attach(attach)) = first else {
+            return Err(Status::invalid_argument(
+                "the first op of a session must be Attach",
+            ));
+        };
+        let (outbox, inbox) = outbox();
+        let gauge = outbox.gauge();
+        let (accepted, answer) = oneshot::channel();
+        self.send(Event::Attach {
+            attach,
+            outbox,
+            accepted,
+        })?;
+        let serial = answer
+            .await
+            .map_err(|_| going_down())?
+            .map_err(|status| status::to_grpc(&status))?;
+        // Ends the session whichever way this call ends: the proxy's stream, its connection, or the worker's stop.
+        let end = EndOnDrop {
+            core: Arc::clone(&self.core),
+            serial,
+        };
+        let reader = tokio::spawn(read_ops(Arc::clone(&self.core), ops, serial, gauge));
+        let replies = Replies {
+            inbox,
+            reader,
+            _end: end,
+            stop: self.stop.clone(),
+        };
+        Ok(Response::new(Box::pin(futures::stream::unfold(
+            replies,
+            Replies::next,
+        ))))
+    }
+
+    async fn put_data(
+        &self,
+        request: Request<Streaming<DataFrame>>,
+    ) -> Result<Response<PutDataReply>, Status> {
+        let mut frames = request.into_inner();
+        let first = frames.message().await?;
+        let Some(DataFrame {
+            header:
+                Some(DataHeader {
+                    epoch,
+                    transfer,
+                    size_bytes,
+                }),
+            data,
+        }) = first
+        else {
+            return Err(Status::invalid_argument(
+                "the first frame of a transfer must carry its header",
+            ));
+        };
+        if size_bytes > MAX_TRANSFER_BYTES {
+            return Err(Status::invalid_argument(format!(
+                "transfer {transfer} says it has {size_bytes} bytes; at most {MAX_TRANSFER_BYTES} are taken"
+            )));
+        }
+        self.with_session(epoch, move |session| {
+            session.put_begins(transfer, size_bytes)
+        })
+        .await??;
+        let received = receive(&mut frames, data, transfer, size_bytes).await;
+        let (data, result) = match received {
+            Ok(data) => (Ok(data), Ok(PutDataReply {})),
+            Err(Receive::Broken(error)) => (Err(Broken::Off), Err(error)),
+            Err(Receive::Lying(status)) => (
+                Err(Broken::Lying(status.clone())),
+                Err(status::to_grpc(&status)),
+            ),
+        };
+        self.with_session(epoch, move |session| {
+            session.put_ends(transfer, data);
+            Ok(())
+        })
+        .await??;
+        result.map(Response::new)
+    }
+
+    async fn fetch_data(
+        &self,
+        request: Request<FetchDataRequest>,
+    ) -> Result<Response<Self::FetchDataStream>, Status> {
+        let FetchDataRequest { epoch, transfer } = request.into_inner();
+        let (known, named) = oneshot::channel();
+        let (bytes, there) = oneshot::channel();
+        self.with_session(epoch, move |session| {
+            session.fetch(transfer, Fetch { known, bytes });
+            Ok(())
+        })
+        .await??;
+        let limit = self.core.limits.early_fetch_wait;
+        if tokio::time::timeout(limit, named).await.is_err() {
+            return Err(not_named(transfer, limit));
+        }
+        // A sender that is gone without a word belonged to a session that has ended.
+        let bytes = there
+            .await
+            .map_err(|_| Status::invalid_argument(format!("lease {epoch} has ended")))?;
+        let bytes = bytes.map_err(|fault| status::to_grpc(&fault))?;
+        Ok(Response::new(Box::pin(tokio_stream::iter(frames(
+            epoch, transfer, bytes,
+        )))))
+    }
+
+    async fn get_status(
+        &self,
+        _: Request<WorkerStatusRequest>,
+    ) -> Result<Response<WorkerStatus>, Status> {
+        Ok(Response::new(self.report.status(&self.core)))
+    }
+}
+
+impl Service {
+    fn send(&self, event: Event) -> Result<(), Status> {
+        self.core.events.send(event).map_err(|_| going_down())
+    }
+
+    /// Runs a call of the data service on the dispatch thread. The outer error: the worker goes down; the inner one: the
+    /// session is not there, or the call failed.
+    async fn with_session(
+        &self,
+        epoch: u64,
+        call: impl FnOnce(&mut Session) -> Result<(), StatusProto> + Send + 'static,
+    ) -> Result<Result<(), Status>, Status> {
+        let (done, result) = oneshot::channel();
+        let call = Box::new(move |session: Result<&mut Session, StatusProto>| {
+            // The caller may be gone.
+            let _ = done.send(session.and_then(call));
+        });
+        self.send(Event::Data { epoch, call })?;
+        let result = result.await.map_err(|_| going_down())?;
+        Ok(result.map_err(|status| status::to_grpc(&status)))
+    }
+}
+
+fn going_down() -> Status {
+    Status::unavailable("the worker is going down")
+}
+
+fn not_named(transfer: u64, limit: Duration) -> Status {
+    status::to_grpc(&status::invalid(format!(
+        "no op named transfer {transfer} within {} s",
+        limit.as_secs()
+    )))
+}
+
+/// Takes ops off the stream as fast as they are dispatched and their replies are taken, and no faster.
+async fn read_ops(core: Arc<Core>, mut ops: Streaming<Op>, serial: u64, gauge: Arc<Gauge>) {
+    let permits = Arc::new(Semaphore::new(core.limits.queued_ops));
+    loop {
+        gauge.below(core.limits.unsent_replies).await;
+        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else {
+            break;
+        };
+        match ops.message().await {
+            Ok(Some(op)) => {
+                if core
+                    .events
+                    .send(Event::Op {
+                        serial,
+                        op: Box::new(op),
+                        permit,
+                    })
+                    .is_err()
+                {
+                    break;
+                }
+            }
+            Ok(None) => break,
+            Err(error) => {
+                tracing::info!(%error, "the op stream broke");
+                break;
+            }
+        }
+    }
+}
+
+struct EndOnDrop {
+    core: Arc<Core>,
+    serial: u64,
+}
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        // The dispatch thread is gone only when the worker goes down, and the session with it.
+        let _ = self.core.events.send(Event::End {
+            serial: self.serial,
+        });
+    }
+}
+
+/// The reply side of a session. Dropped by tonic when the proxy is gone.
+struct Replies {
+    inbox: Inbox,
+    reader: tokio::task::JoinHandle<()>,
+    _end: EndOnDrop,
+    stop: CancellationToken,
+}
+
+impl Replies {
+    async fn next(mut self) -> Option<(Result<Reply, Status>, Replies)> {
+        tokio::select! {
+            biased;
+            // A reply that is there goes out before an end is noticed.
+            reply = self.inbox.next() => reply.map(|reply| (Ok(reply), self)),
+            // The end of the op stream is the proxy's way to end the session.
+            _ = &mut self.reader => None,
+            () = self.stop.cancelled() => None,
+        }
+    }
+}
+
+impl Drop for Replies {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+/// Why a transfer did not come whole.
+enum Receive {
+    Broken(Status),
+    Lying(StatusProto),
+}
+
+async fn receive(
+    frames: &mut Streaming<DataFrame>,
+    first: Bytes,
+    transfer: u64,
+    size_bytes: u64,
+) -> Result<AlignedBytes, Receive> {
+    let lying = |message: String| Receive::Lying(status::invalid(message));
+    let size = usize::try_from(size_bytes)
+        .map_err(|_| lying("a transfer larger than an address space".to_owned()))?;
+    let mut data = host::zeroed(size).map_err(Receive::Lying)?;
+    let mut filled = 0usize;
+    let mut next = Some(first);
+    while let Some(bytes) = next {
+        let Some(end) = filled.checked_add(bytes.len()).filter(|&end| end <= size) else {
+            return Err(lying(format!(
+                "transfer {transfer} has more than the {size} bytes it announced"
+            )));
+        };
+        data[filled..end].copy_from_slice(&bytes);
+        filled = end;
+        next = frames
+            .message()
+            .await
+            .map_err(Receive::Broken)?
+            .map(|frame| frame.data);
+    }
+    if filled == size {
+        return Ok(data);
+    }
+    Err(lying(format!(
+        "transfer {transfer} ended after {filled} of {size} bytes"
+    )))
+}
+
+/// The frames of a transfer; they share its bytes.
+fn frames(
+    epoch: u64,
+    transfer: u64,
+    bytes: Bytes,
+) -> impl Iterator<Item = Result<DataFrame, Status>> + Send {
+    let size_bytes = bytes.len() as u64;
+    let count = bytes.len().div_ceil(FRAME_BYTES).max(1);
+    (0..count).map(move |frame| {
+        let start = frame * FRAME_BYTES;
+        let end = bytes.len().min(start + FRAME_BYTES);
+        let header = (frame == 0).then_some(DataHeader {
+            epoch,
+            transfer,
+            size_bytes,
+        });
+        Ok(DataFrame {
+            header,
+            data: bytes.slice(start..end),
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_cover_a_transfer_once() {
+        let bytes = Bytes::from(
+            (0..=255)
+                .cycle()
+                .take(FRAME_BYTES * 2 + 3)
+                .collect::<Vec<u8>>(),
+        );
+        let all: Vec<DataFrame> = frames(1, 2, bytes.clone()).map(Result::unwrap).collect();
+        assert_eq!(all.len(), 3);
+        assert_eq!(all[0].header.unwrap().size_bytes, bytes.len() as u64);
+        assert!(all[1].header.is_none());
+        let joined: Vec<u8> = all.iter().flat_map(|frame| frame.data.to_vec()).collect();
+        assert_eq!(joined, bytes);
+        let empty: Vec<DataFrame> = frames(1, 2, Bytes::new()).map(Result::unwrap).collect();
+        assert_eq!((empty.len(), empty[0].header.unwrap().size_bytes), (1, 0));
+    }
+}

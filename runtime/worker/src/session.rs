@@ -1,0 +1,279 @@
+//! One proxy's hold on this worker: its shards, programs, transfers, and the ops that wait. Lives on the dispatch thread.
+//!
+//! Ops take effect on the table in stream order. An op whose inputs are pending leaves pending results in the table at once
+//! and runs when its inputs are there; ops behind it go on.
+
+mod answers;
+mod copy;
+mod launch;
+mod program;
+mod put;
+mod read;
+mod watch;
+
+use std::{
+    collections::{HashMap, VecDeque},
+    rc::Rc,
+    sync::Arc,
+};
+
+use tokio::sync::OwnedSemaphorePermit;
+use waystation_proto::{
+    tensorflow::StatusProto,
+    waystation::worker::{Answer, Attach, Op, op, reply},
+};
+
+use self::{launch::Launches, program::Program, put::Puts, read::Transfers, watch::Watches};
+pub(crate) use self::{put::Broken, read::Fetch};
+use crate::{
+    core::Core,
+    outbox::Outbox,
+    status::{self, Fault},
+    table::{Shard, Slot, Value},
+};
+
+/// What to do when a wait is over.
+type Then = Box<dyn FnOnce(&mut Session)>;
+
+/// An op that waits.
+struct Wait {
+    missing: usize,
+    held: Vec<Rc<Slot>>,
+    then: Then,
+}
+
+/// See the module.
+pub(crate) struct Session {
+    core: Arc<Core>,
+    epoch: u64,
+    serial: u64,
+    /// Global device id to local ordinal.
+    ordinals: Arc<HashMap<i32, u32>>,
+    outbox: Outbox,
+    table: HashMap<u64, Rc<Slot>>,
+    /// Stands in the table for a shard whose buffer an execution has taken over.
+    donated: Rc<Slot>,
+    waits: HashMap<u64, Wait>,
+    /// Waits that are over, in order. A queue and not a call: a failure may run through a long chain of ops.
+    runnable: VecDeque<Then>,
+    /// Slots that a task outside the thread will fill.
+    producers: HashMap<u64, Vec<Rc<Slot>>>,
+    next: u64,
+    puts: Puts,
+    transfers: Transfers,
+    watches: Watches,
+    programs: HashMap<u64, Rc<Program>>,
+    launches: Launches,
+}
+
+impl Session {
+    pub(crate) fn new(core: Arc<Core>, attach: &Attach, serial: u64, outbox: Outbox) -> Session {
+        let ordinals = attach
+            .device_ids
+            .iter()
+            .zip(0..)
+            .map(|(&id, ordinal)| (id, ordinal))
+            .collect();
+        Session {
+            core,
+            epoch: attach.epoch,
+            serial,
+            ordinals: Arc::new(ordinals),
+            outbox,
+            table: HashMap::new(),
+            donated: Slot::failed(Arc::new(status::invalid(
+                "the array has been deleted or donated",
+            ))),
+            waits: HashMap::new(),
+            runnable: VecDeque::new(),
+            producers: HashMap::new(),
+            next: 0,
+            puts: Puts::default(),
+            transfers: Transfers::default(),
+            watches: Watches::default(),
+            programs: HashMap::new(),
+            launches: Launches::default(),
+        }
+    }
+
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    pub(crate) fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    /// Applies the next op of the stream.
+    pub(crate) fn apply(&mut self, op: Op, permit: OwnedSemaphorePermit) {
+        let Some(op) = op.op else {
+            tracing::warn!(
+                "an op that this build does not know was ignored; run the same build everywhere"
+            );
+            return;
+        };
+        match op {
+            op::Op::Attach(_) => tracing::warn!("a second Attach on one stream was ignored"),
+            op::Op::Put(op) => self.put(op),
+            op::Op::CancelPut(op) => self.cancel_put(op),
+            op::Op::Copy(op) => self.copy(op),
+            op::Op::Bitcast(op) => self.bitcast(op),
+            op::Op::Read(op) => self.read(op),
+            op::Op::Pull(op) => self.pull(op),
+            op::Op::Release(op) => self.release(&op.transfers),
+            op::Op::Drop(op) => {
+                for shard in op.shards {
+                    self.table.remove(&shard);
+                }
+            }
+            op::Op::Fail(op) => {
+                let fault = Arc::new(
+                    op.status
+                        .unwrap_or_else(|| status::invalid("a failure without a status")),
+                );
+                for shard in op.shards {
+                    self.insert(shard, Slot::failed(Arc::clone(&fault)));
+                }
+            }
+            op::Op::Watch(op) => self.watch(op),
+            op::Op::Compile(op) => self.compile(op),
+            op::Op::Unload(op) => self.unload(op.executable),
+            op::Op::Execute(op) => self.execute(op, permit),
+            op::Op::ProgramText(op) => self.program_text(&op),
+            op::Op::CostAnalysis(op) => self.cost_analysis(&op),
+            op::Op::DefaultLayout(op) => self.default_layout(&op),
+            op::Op::SaveArrays(op) => self.answer(
+                op.request,
+                Err(status::unimplemented("SaveArrays is not built")),
+            ),
+            op::Op::RestoreArrays(op) => self.answer(
+                op.request,
+                Err(status::unimplemented("RestoreArrays is not built")),
+            ),
+        }
+        self.settle();
+    }
+
+    /// Runs all that can run now.
+    pub(crate) fn settle(&mut self) {
+        loop {
+            if let Some(then) = self.runnable.pop_front() {
+                then(self);
+            } else if !self.launch_next() {
+                break;
+            }
+        }
+    }
+
+    /// A number for a wait, a producer or a launch.
+    fn mint(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    fn insert(&mut self, shard: u64, slot: Rc<Slot>) {
+        if let Some(old) = self.table.insert(shard, slot) {
+            // The proxy mints ids once. Whoever waits for the old value still gets it.
+            tracing::warn!(shard, "a shard id was used twice");
+            drop(old);
+        }
+    }
+
+    /// The slot of a shard; of an unknown one, a failed slot that names it.
+    fn slot(&self, shard: u64) -> Rc<Slot> {
+        match self.table.get(&shard) {
+            Some(slot) => Rc::clone(slot),
+            None => Slot::failed(Arc::new(status::invalid(format!(
+                "shard {shard} is unknown to this worker"
+            )))),
+        }
+    }
+
+    /// Runs `then` when no slot is pending, at once if so now. The values stay untouched by donation until then.
+    fn when(&mut self, slots: &[Rc<Slot>], then: impl FnOnce(&mut Session) + 'static) {
+        if slots
+            .iter()
+            .all(|slot| !matches!(slot.value(), Value::Pending { .. }))
+        {
+            then(self);
+            return;
+        }
+        let wait = self.mint();
+        let missing = slots.iter().filter(|slot| slot.subscribe(wait)).count();
+        for slot in slots {
+            slot.hold();
+        }
+        self.waits.insert(
+            wait,
+            Wait {
+                missing,
+                held: slots.to_vec(),
+                then: Box::new(then),
+            },
+        );
+    }
+
+    /// One thing that a wait misses is there.
+    fn progress(&mut self, wait: u64) {
+        let Some(entry) = self.waits.get_mut(&wait) else {
+            return;
+        };
+        entry.missing = entry.missing.saturating_sub(1);
+        if entry.missing == 0
+            && let Some(Wait { held, then, .. }) = self.waits.remove(&wait)
+        {
+            self.runnable.push_back(Box::new(move |session| {
+                for slot in held {
+                    slot.unhold();
+                }
+                then(session);
+            }));
+        }
+    }
+
+    fn resolve(&mut self, slot: &Slot, result: Result<Shard, Fault>) {
+        for wait in slot.resolve(result) {
+            self.progress(wait);
+        }
+    }
+
+    fn fail_all(&mut self, slots: &[Rc<Slot>], fault: &Fault) {
+        for slot in slots {
+            self.resolve(slot, Err(Arc::clone(fault)));
+        }
+    }
+
+    /// Keeps slots for a task outside the thread, which names them by the number returned.
+    fn produce(&mut self, slots: Vec<Rc<Slot>>) -> u64 {
+        let producer = self.mint();
+        self.producers.insert(producer, slots);
+        producer
+    }
+
+    fn take_produced(&mut self, producer: u64) -> Vec<Rc<Slot>> {
+        self.producers.remove(&producer).unwrap_or_default()
+    }
+
+    /// Whether one more op may wait.
+    fn room_to_wait(&self) -> Result<(), StatusProto> {
+        let limit = self.core.limits.waiting_ops;
+        if self.waits.len() < limit {
+            return Ok(());
+        }
+        Err(status::exhausted(format!(
+            "{limit} ops wait for bytes or programs on this worker; wait for some of them first"
+        )))
+    }
+
+    fn answer(&self, request: u64, result: Result<Answer, StatusProto>) {
+        let answer = match result {
+            Ok(answer) => Answer { request, ..answer },
+            Err(status) => Answer {
+                request,
+                status: Some(status),
+                ..Answer::default()
+            },
+        };
+        self.outbox.send(reply::Reply::Answer(answer));
+    }
+}

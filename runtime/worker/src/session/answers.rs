@@ -1,0 +1,108 @@
+//! Questions about programs and layouts.
+
+use std::{collections::HashMap, sync::Arc};
+
+use waystation_pjrt::OptionValue;
+use waystation_proto::{
+    tensorflow::StatusProto,
+    waystation::worker::{Answer, CostAnalysis, DefaultLayout, ProgramText},
+};
+
+use super::{Session, program::Loaded};
+use crate::{dtype::Dtype, status};
+
+impl Session {
+    pub(super) fn program_text(&mut self, op: &ProgramText) {
+        let request = op.request;
+        self.ask_program(request, op.executable, |compiler, loaded| {
+            let text = compiler.text(loaded)?;
+            Ok(Answer {
+                text,
+                ..Answer::default()
+            })
+        });
+    }
+
+    pub(super) fn cost_analysis(&mut self, op: &CostAnalysis) {
+        self.ask_program(op.request, op.executable, |_, loaded| {
+            let costs = loaded
+                .executable
+                .cost_analysis()
+                .map_err(|error| status::of_plugin(&error, 0))?;
+            let numbers = costs
+                .into_iter()
+                .filter_map(|(name, value)| Some((name, number(&value)?)))
+                .collect::<HashMap<_, _>>();
+            Ok(Answer {
+                numbers,
+                ..Answer::default()
+            })
+        });
+    }
+
+    /// Answers a question about a program on a thread that may block, when the program is compiled.
+    fn ask_program(
+        &mut self,
+        request: u64,
+        executable: u64,
+        question: impl FnOnce(&crate::compiler::Compiler, &Loaded) -> Result<Answer, StatusProto>
+        + Send
+        + 'static,
+    ) {
+        let Some(program) = self.programs.get(&executable).cloned() else {
+            self.answer(
+                request,
+                Err(status::invalid(format!(
+                    "executable {executable} is unknown to this worker"
+                ))),
+            );
+            return;
+        };
+        if let Err(status) = self.room_to_wait() {
+            self.answer(request, Err(status));
+            return;
+        }
+        let asked = std::rc::Rc::clone(&program);
+        self.when_loaded(&program, move |session| {
+            let loaded = match asked.result() {
+                Ok(loaded) => loaded,
+                Err(fault) => {
+                    session.answer(request, Err(Arc::unwrap_or_clone(fault)));
+                    return;
+                }
+            };
+            let (core, serial) = (Arc::clone(&session.core), session.serial);
+            session.core.runtime.spawn_blocking(move || {
+                let result = question(&core.compiler, &loaded);
+                core.post(serial, move |session| session.answer(request, result));
+            });
+        });
+    }
+
+    pub(super) fn default_layout(&mut self, op: &DefaultLayout) {
+        let text = Dtype::of_number(op.dtype).and_then(|dtype| {
+            self.core.memory(op.device, &op.memory_kind)?;
+            self.core
+                .client
+                .default_layout(dtype.element, &op.dims)
+                .map_err(|error| status::of_plugin(&error, 0))
+        });
+        self.answer(
+            op.request,
+            text.map(|text| Answer {
+                text,
+                ..Answer::default()
+            }),
+        );
+    }
+}
+
+/// A cost as a number; costs that are none are left out.
+#[expect(clippy::cast_precision_loss, reason = "costs are estimates")]
+fn number(value: &OptionValue) -> Option<f64> {
+    match value {
+        OptionValue::Int64(value) => Some(*value as f64),
+        OptionValue::Float(value) => Some(f64::from(*value)),
+        OptionValue::String(_) | OptionValue::Int64List(_) | OptionValue::Bool(_) => None,
+    }
+}

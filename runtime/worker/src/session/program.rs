@@ -1,0 +1,168 @@
+//! Programs of a session: compiling, loaded or failed.
+
+use std::{cell::RefCell, rc::Rc, sync::Arc};
+
+use waystation_proto::waystation::worker::{Compile, CompileDone, reply};
+
+use super::Session;
+pub(super) use crate::compiler::Loaded;
+use crate::status::{self, Fault};
+
+/// What stands behind an executable id.
+pub(super) struct Program {
+    /// Devices it runs on.
+    pub(super) devices: usize,
+    state: RefCell<State>,
+}
+
+enum State {
+    Compiling(Vec<u64>),
+    Done(Result<Arc<Loaded>, Fault>),
+}
+
+impl Program {
+    /// The executable, when it is there.
+    pub(super) fn loaded(&self) -> Option<Arc<Loaded>> {
+        self.result().ok()
+    }
+
+    /// How the compile ended.
+    pub(super) fn result(&self) -> Result<Arc<Loaded>, Fault> {
+        match &*self.state.borrow() {
+            State::Done(result) => result.clone(),
+            State::Compiling(_) => {
+                Err(Arc::new(status::invalid("the program is not compiled yet")))
+            }
+        }
+    }
+}
+
+impl Session {
+    pub(super) fn compile(&mut self, op: Compile) {
+        let Compile {
+            request,
+            executable,
+            program,
+            options,
+            device_ids,
+            xla_flags,
+        } = op;
+        let state = RefCell::new(State::Compiling(Vec::new()));
+        let entry = Rc::new(Program {
+            devices: device_ids.len(),
+            state,
+        });
+        if self.programs.insert(executable, entry).is_some() {
+            tracing::warn!(executable, "an executable id was used twice");
+        }
+        if let Err(status) = self
+            .all_local(&device_ids)
+            .and_then(|()| self.room_to_wait())
+        {
+            self.compiled(request, executable, Err(Arc::new(status)));
+            return;
+        }
+        let (core, serial) = (Arc::clone(&self.core), self.serial);
+        let ordinals = Arc::clone(&self.ordinals);
+        self.core.runtime.spawn(async move {
+            let compiler = Arc::clone(&core.compiler);
+            let result = compiler
+                .load(program, &options, &device_ids, &ordinals, &xla_flags)
+                .await
+                .map_err(Arc::new);
+            core.post(serial, move |session| {
+                session.compiled(request, executable, result)
+            });
+        });
+    }
+
+    /// Refuses programs that run on devices of other workers too.
+    fn all_local(
+        &self,
+        device_ids: &[i32],
+    ) -> Result<(), waystation_proto::tensorflow::StatusProto> {
+        let foreign: Vec<i32> = device_ids
+            .iter()
+            .copied()
+            .filter(|id| !self.ordinals.contains_key(id))
+            .collect();
+        if foreign.is_empty() {
+            return Ok(());
+        }
+        Err(status::unimplemented(format!(
+            "programs that span workers are not built: this worker has no devices {foreign:?} of those of the program"
+        )))
+    }
+
+    fn compiled(&mut self, request: u64, executable: u64, result: Result<Arc<Loaded>, Fault>) {
+        let done = match &result {
+            Ok(loaded) => CompileDone {
+                request,
+                status: None,
+                info: Some(loaded.info.clone()),
+            },
+            Err(fault) => CompileDone {
+                request,
+                status: Some((**fault).clone()),
+                info: None,
+            },
+        };
+        self.outbox.send(reply::Reply::CompileDone(done));
+        // Unloaded meanwhile: executions that wait for it have gone with the entry, which they hold.
+        let Some(program) = self.programs.get(&executable).map(Rc::clone) else {
+            return;
+        };
+        let before = program.state.replace(State::Done(result));
+        if let State::Compiling(waits) = before {
+            for wait in waits {
+                self.progress(wait);
+            }
+        }
+    }
+
+    pub(super) fn unload(&mut self, executable: u64) {
+        let Some(program) = self.programs.remove(&executable) else {
+            return;
+        };
+        // Executions that wait for the compile lose it; one that has begun keeps the executable alive.
+        let waits = match &mut *program.state.borrow_mut() {
+            State::Compiling(waits) => std::mem::take(waits),
+            State::Done(_) => return,
+        };
+        let fault = Arc::new(status::invalid(format!(
+            "executable {executable} was unloaded before it was compiled"
+        )));
+        program.state.replace(State::Done(Err(fault)));
+        for wait in waits {
+            self.progress(wait);
+        }
+    }
+
+    /// Runs `then` when the compile has ended, at once if it has.
+    pub(super) fn when_loaded(
+        &mut self,
+        program: &Rc<Program>,
+        then: impl FnOnce(&mut Session) + 'static,
+    ) {
+        let wait = self.mint();
+        let waits = match &mut *program.state.borrow_mut() {
+            State::Compiling(waits) => {
+                waits.push(wait);
+                true
+            }
+            State::Done(_) => false,
+        };
+        if waits {
+            self.waits.insert(
+                wait,
+                super::Wait {
+                    missing: 1,
+                    held: Vec::new(),
+                    then: Box::new(then),
+                },
+            );
+        } else {
+            then(self);
+        }
+    }
+}

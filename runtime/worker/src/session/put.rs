@@ -1,0 +1,367 @@
+//! Put: shards from host bytes, which ride along with the op or come by `PutData`, before it or after it.
+
+use std::{collections::HashMap, rc::Rc, sync::Arc};
+
+use waystation_pjrt::{AlignedBytes, ElementType, HostBytes};
+use waystation_proto::{
+    tensorflow::{StatusProto, error::Code},
+    waystation::worker::{CancelPut, Put, Target},
+    xla::LayoutProto,
+};
+
+use super::Session;
+use crate::{
+    counters,
+    dtype::Dtype,
+    geometry, host,
+    status::{self, Fault},
+    table::{Origin, Shard, Slot},
+};
+
+/// Regions up to this size are made dense on the dispatch thread; a task would cost more.
+const GATHER_HERE_BYTES: usize = 64 << 10;
+
+/// Transfers to this worker by id.
+#[derive(Default)]
+pub(super) struct Puts {
+    by_transfer: HashMap<u64, State>,
+    /// Bytes of transfers whose op has not come.
+    early_bytes: u64,
+    /// Strided bytes that a task makes dense, by its number.
+    gathering: HashMap<u64, Placement>,
+}
+
+enum State {
+    /// The op is there, the bytes are not.
+    Awaited(Placement),
+    /// Bytes are coming, the op is not there.
+    Promised(u64),
+    /// The bytes are there, the op is not.
+    Early(AlignedBytes),
+}
+
+/// A transfer that did not come whole.
+pub(crate) enum Broken {
+    /// The sender is gone or has given up. It may come again.
+    Off,
+    /// The bytes are not those that the sender announced.
+    Lying(StatusProto),
+}
+
+/// Where host bytes go.
+pub(super) struct Placement {
+    pub(super) dtype: Dtype,
+    pub(super) dims: Vec<i64>,
+    pub(super) strides: Option<Vec<i64>>,
+    /// Bytes expected.
+    pub(super) bytes: usize,
+    pub(super) targets: Vec<(Target, Rc<Slot>)>,
+    pub(super) user_context: u64,
+}
+
+impl Placement {
+    fn slots(&self) -> Vec<Rc<Slot>> {
+        self.targets
+            .iter()
+            .map(|(_, slot)| Rc::clone(slot))
+            .collect()
+    }
+}
+
+impl Session {
+    pub(super) fn put(&mut self, op: Put) {
+        let targets: Vec<(Target, Rc<Slot>)> = op
+            .targets
+            .into_iter()
+            .map(|target| (target, Slot::pending(false)))
+            .collect();
+        for (target, slot) in &targets {
+            self.insert(target.shard, Rc::clone(slot));
+        }
+        let (transfer, inline) = (op.transfer, op.inline_data);
+        let strides = op.byte_strides.map(|strides| strides.strides);
+        let placed = expect(op.dtype, &op.dims, strides.as_deref(), op.layout.as_ref());
+        let early = if inline.is_none() {
+            self.take_early(transfer)
+        } else {
+            None
+        };
+        let placement = match placed {
+            Ok((dtype, bytes)) => Placement {
+                dtype,
+                dims: op.dims,
+                strides,
+                bytes,
+                targets,
+                user_context: op.user_context,
+            },
+            Err(status) => {
+                let slots: Vec<_> = targets.into_iter().map(|(_, slot)| slot).collect();
+                self.fail_all(
+                    &slots,
+                    &Arc::new(status::with_context(status, op.user_context)),
+                );
+                return;
+            }
+        };
+        if let Some(data) = inline {
+            // The bytes sit inside a message; a copy gives them the alignment that lets a plugin use them in place.
+            match host::copy(&data) {
+                Ok(data) => self.place(placement, data),
+                Err(status) => self.fail_all(&placement.slots(), &Arc::new(status)),
+            }
+        } else if let Some(data) = early {
+            self.place(placement, data);
+        } else {
+            self.puts
+                .by_transfer
+                .insert(transfer, State::Awaited(placement));
+        }
+    }
+
+    /// The bytes of a transfer that came before its op; a promise of bytes turns into an awaited transfer.
+    fn take_early(&mut self, transfer: u64) -> Option<AlignedBytes> {
+        match self.puts.by_transfer.remove(&transfer)? {
+            State::Early(data) => {
+                self.puts.early_bytes = self.puts.early_bytes.saturating_sub(data.len() as u64);
+                Some(data)
+            }
+            State::Promised(bytes) => {
+                self.puts.early_bytes = self.puts.early_bytes.saturating_sub(bytes);
+                None
+            }
+            State::Awaited(old) => {
+                let fault = Arc::new(status::invalid(format!(
+                    "transfer {transfer} was used twice"
+                )));
+                self.fail_all(&old.slots(), &fault);
+                None
+            }
+        }
+    }
+
+    /// The bytes of a transfer are about to come. An error refuses them, before memory is taken for them.
+    pub(crate) fn put_begins(&mut self, transfer: u64, bytes: u64) -> Result<(), StatusProto> {
+        match self.puts.by_transfer.get(&transfer) {
+            Some(State::Awaited(placement)) if placement.bytes as u64 == bytes => Ok(()),
+            Some(State::Awaited(placement)) => {
+                let status = wrong_size(placement, bytes);
+                self.fail_put(transfer, status.clone());
+                Err(status)
+            }
+            Some(State::Promised(_) | State::Early(_)) => Err(status::invalid(format!(
+                "the bytes of transfer {transfer} were sent twice"
+            ))),
+            None => {
+                let limit = self.core.limits.early_put_bytes;
+                let sum = self.puts.early_bytes.checked_add(bytes).filter(|&sum| sum <= limit).ok_or_else(|| {
+                    status::exhausted(format!(
+                        "{bytes} bytes of transfer {transfer} came before their op, beside {} others; \
+                         at most {limit} may: send the op first",
+                        self.puts.early_bytes
+                    ))
+                })?;
+                self.puts.early_bytes = sum;
+                self.puts
+                    .by_transfer
+                    .insert(transfer, State::Promised(bytes));
+                Ok(())
+            }
+        }
+    }
+
+    /// The bytes of a transfer are here, or the sender broke off.
+    pub(crate) fn put_ends(&mut self, transfer: u64, data: Result<AlignedBytes, Broken>) {
+        let data = match data {
+            Ok(data) => Some(data),
+            Err(Broken::Lying(status)) => {
+                self.fail_put(transfer, status);
+                return;
+            }
+            Err(Broken::Off) => None,
+        };
+        match (self.puts.by_transfer.remove(&transfer), data) {
+            (Some(State::Awaited(placement)), Some(data)) => self.place(placement, data),
+            (Some(State::Promised(_)), Some(data)) => {
+                self.puts.by_transfer.insert(transfer, State::Early(data));
+            }
+            (Some(State::Promised(bytes)), None) => {
+                self.puts.early_bytes = self.puts.early_bytes.saturating_sub(bytes);
+            }
+            // A sender that broke off may come again, or its proxy cancels the put. A cancelled put wants no bytes.
+            (Some(state), _) => {
+                self.puts.by_transfer.insert(transfer, state);
+            }
+            (None, _) => {}
+        }
+    }
+
+    pub(super) fn cancel_put(&mut self, op: CancelPut) {
+        self.fail_put(
+            op.transfer,
+            op.status
+                .unwrap_or_else(|| status::of(Code::Cancelled, "the transfer was cancelled")),
+        );
+    }
+
+    fn fail_put(&mut self, transfer: u64, status: StatusProto) {
+        match self.puts.by_transfer.remove(&transfer) {
+            Some(State::Awaited(placement)) => {
+                let fault = Arc::new(status::with_context(status, placement.user_context));
+                self.fail_all(&placement.slots(), &fault);
+            }
+            Some(State::Promised(bytes)) => {
+                self.puts.early_bytes = self.puts.early_bytes.saturating_sub(bytes)
+            }
+            Some(State::Early(data)) => {
+                self.puts.early_bytes = self.puts.early_bytes.saturating_sub(data.len() as u64);
+            }
+            None => {}
+        }
+    }
+
+    /// Bytes and op are there: makes them dense and hands them to the plugin.
+    pub(super) fn place(&mut self, placement: Placement, data: AlignedBytes) {
+        if data.len() != placement.bytes {
+            let fault = Arc::new(status::with_context(
+                wrong_size(&placement, data.len() as u64),
+                placement.user_context,
+            ));
+            self.fail_all(&placement.slots(), &fault);
+            return;
+        }
+        counters::add(&self.core.counters.put_bytes, data.len() as u64);
+        let element = placement.dtype.host_bytes;
+        let Some(strides) = placement
+            .strides
+            .clone()
+            .filter(|strides| !geometry::is_dense(&placement.dims, strides, element))
+        else {
+            self.place_dense(&placement, &(Arc::new(data) as HostBytes));
+            return;
+        };
+        if data.len() <= GATHER_HERE_BYTES {
+            match gather(&data, &placement.dims, &strides, element) {
+                Ok(dense) => self.place_dense(&placement, &(Arc::new(dense) as HostBytes)),
+                Err(status) => self.fail_all(&placement.slots(), &Arc::new(status)),
+            }
+            return;
+        }
+        let (dims, (core, serial)) = (
+            placement.dims.clone(),
+            (Arc::clone(&self.core), self.serial),
+        );
+        // The placement holds values of this thread; the task carries its number.
+        let number = self.mint();
+        self.puts.gathering.insert(number, placement);
+        self.core.runtime.spawn_blocking(move || {
+            let dense = gather(&data, &dims, &strides, element);
+            core.post(serial, move |session| {
+                let Some(placement) = session.puts.gathering.remove(&number) else {
+                    return;
+                };
+                match dense {
+                    Ok(dense) => session.place_dense(&placement, &(Arc::new(dense) as HostBytes)),
+                    Err(status) => session.fail_all(&placement.slots(), &Arc::new(status)),
+                }
+            });
+        });
+    }
+
+    /// Hands dense bytes to the plugin, once for each target; all targets share them.
+    pub(super) fn place_dense(&mut self, placement: &Placement, host: &HostBytes) {
+        for (target, slot) in &placement.targets {
+            let made = self.make_shard(
+                host,
+                placement.dtype.element,
+                &placement.dims,
+                target,
+                placement.user_context,
+            );
+            self.resolve(slot, made);
+        }
+    }
+
+    /// One shard from dense host bytes.
+    pub(super) fn make_shard(
+        &self,
+        host: &HostBytes,
+        element: ElementType,
+        dims: &[i64],
+        target: &Target,
+        user_context: u64,
+    ) -> Result<Shard, Fault> {
+        let memory = self
+            .core
+            .memory(target.device, &target.memory_kind)
+            .map_err(|status| Arc::new(status::with_context(status, user_context)))?;
+        let buffer = self
+            .core
+            .client
+            .buffer_from_host(Arc::clone(host), element, dims, None, memory)
+            .map_err(|error| Arc::new(status::of_plugin(&error, user_context)))?;
+        Ok(self.shard_of(buffer, Origin::new(user_context)))
+    }
+
+    /// Accounts a buffer.
+    pub(super) fn shard_of(&self, buffer: waystation_pjrt::Buffer, origin: Rc<Origin>) -> Shard {
+        let bytes = buffer.on_device_bytes().unwrap_or_default();
+        Shard::new(buffer, bytes, origin, &self.core.counters)
+    }
+}
+
+/// The type, and the bytes that a put expects.
+fn expect(
+    dtype: i32,
+    dims: &[i64],
+    strides: Option<&[i64]>,
+    layout: Option<&LayoutProto>,
+) -> Result<(Dtype, usize), StatusProto> {
+    let dtype = Dtype::of_number(dtype)?;
+    if let Some(layout) = layout
+        && !is_row_major(layout, dims.len())
+    {
+        return Err(status::unimplemented(format!(
+            "putting an array with the device layout {:?} is not built; leave the layout to the plugin",
+            layout.minor_to_major
+        )));
+    }
+    let bytes = match strides {
+        Some(strides) => geometry::region_bytes(dims, strides, dtype.host_bytes)?,
+        None => geometry::dense_bytes(dims, dtype.host_bytes)?,
+    };
+    Ok((dtype, bytes))
+}
+
+/// Whether a layout is the one that every plugin gives by default to an array of this rank.
+fn is_row_major(layout: &LayoutProto, rank: usize) -> bool {
+    let descending = layout.minor_to_major.iter().copied().eq((0..)
+        .take(rank)
+        .collect::<Vec<i64>>()
+        .into_iter()
+        .rev());
+    layout.tiles.is_empty() && (layout.minor_to_major.is_empty() || descending)
+}
+
+fn wrong_size(placement: &Placement, bytes: u64) -> StatusProto {
+    let strides = placement
+        .strides
+        .as_deref()
+        .map(|strides| format!(" with byte strides {strides:?}"))
+        .unwrap_or_default();
+    status::invalid(format!(
+        "{bytes} bytes came for an array of {:?}{strides}, which needs {}",
+        placement.dims, placement.bytes
+    ))
+}
+
+fn gather(
+    data: &[u8],
+    dims: &[i64],
+    strides: &[i64],
+    element: usize,
+) -> Result<AlignedBytes, StatusProto> {
+    let mut dense = host::zeroed(geometry::dense_bytes(dims, element)?)?;
+    geometry::gather(data, &mut dense, dims, strides, element)?;
+    Ok(dense)
+}

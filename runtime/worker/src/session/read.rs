@@ -1,0 +1,225 @@
+//! Read: a shard's bytes to the host, kept until released, fetched by the data service or sent along with the reply.
+
+use std::{collections::HashMap, rc::Rc, sync::Arc};
+
+use bytes::Bytes;
+use tokio::sync::oneshot;
+use waystation_pjrt::AlignedBytes;
+use waystation_proto::{
+    tensorflow::StatusProto,
+    waystation::worker::{Read, ReadDone, reply},
+};
+
+use super::Session;
+use crate::{
+    counters,
+    dtype::Dtype,
+    geometry, host,
+    status::{self, Fault},
+    table::{Shard, Value},
+};
+
+/// Transfers from this worker by id.
+#[derive(Default)]
+pub(super) struct Transfers {
+    by_id: HashMap<u64, State>,
+    /// Fetches of transfers that no op has named.
+    early: HashMap<u64, Vec<Fetch>>,
+}
+
+enum State {
+    Coming {
+        fetches: Vec<oneshot::Sender<Result<Bytes, Fault>>>,
+        notify: bool,
+    },
+    Here(Result<Bytes, Fault>),
+}
+
+/// A call that wants a transfer's bytes.
+pub(crate) struct Fetch {
+    /// Told when the transfer's op is there.
+    pub(crate) known: oneshot::Sender<()>,
+    pub(crate) bytes: oneshot::Sender<Result<Bytes, Fault>>,
+}
+
+impl Session {
+    pub(super) fn read(&mut self, op: Read) {
+        let Read {
+            transfer,
+            shard,
+            byte_strides,
+            notify,
+        } = op;
+        let mut fetches = Vec::new();
+        for fetch in self.transfers.early.remove(&transfer).unwrap_or_default() {
+            // A caller that has given up is found out when its bytes come.
+            let _ = fetch.known.send(());
+            fetches.push(fetch.bytes);
+        }
+        if self
+            .transfers
+            .by_id
+            .insert(transfer, State::Coming { fetches, notify })
+            .is_some()
+        {
+            tracing::warn!(transfer, "a transfer id was used twice");
+        }
+        if let Err(status) = self.room_to_wait() {
+            self.read_done(transfer, Err(Arc::new(status)));
+            return;
+        }
+        let slot = self.slot(shard);
+        let strides = byte_strides.map(|strides| strides.strides);
+        let wanted = Rc::clone(&slot);
+        self.when(&[slot], move |session| match wanted.value() {
+            Value::Pending { .. } => {}
+            Value::Failed(fault) => session.read_done(transfer, Err(fault)),
+            Value::Ready(shard) => session.read_shard(transfer, &shard, strides),
+        });
+    }
+
+    fn read_shard(&mut self, transfer: u64, shard: &Shard, strides: Option<Vec<i64>>) {
+        let (core, serial) = (Arc::clone(&self.core), self.serial);
+        let runtime = self.core.runtime.clone();
+        let dims = shard.buffer.dims().to_vec();
+        let element = Dtype::of_element(shard.buffer.element_type()).map(|dtype| dtype.host_bytes);
+        self.read_host(shard, move |result| {
+            let strided = strides.filter(|strides| {
+                !element
+                    .as_ref()
+                    .is_ok_and(|&element| geometry::is_dense(&dims, strides, element))
+            });
+            let Some(strides) = strided else {
+                core.post(serial, move |session| {
+                    session.read_done(transfer, result.map(Bytes::from_owner))
+                });
+                return;
+            };
+            runtime.spawn_blocking(move || {
+                let result = result.and_then(|dense| {
+                    let element = element.map_err(Arc::new)?;
+                    scatter(&dense, &dims, &strides, element)
+                        .map(Bytes::from_owner)
+                        .map_err(Arc::new)
+                });
+                core.post(serial, move |session| session.read_done(transfer, result));
+            });
+        });
+    }
+
+    /// Copies a shard's bytes to the host, dense and row-major; `then` runs on a thread of the plugin.
+    pub(super) fn read_host(
+        &self,
+        shard: &Shard,
+        then: impl FnOnce(Result<AlignedBytes, Fault>) + Send + 'static,
+    ) {
+        let user_context = shard.origin.user_context;
+        let fault =
+            move |error: waystation_pjrt::Error| Arc::new(status::of_plugin(&error, user_context));
+        let begun = shard
+            .buffer
+            .host_bytes()
+            .and_then(AlignedBytes::zeroed)
+            .and_then(|destination| shard.buffer.to_host(destination));
+        match begun {
+            Ok(copy) => copy.on_ready(move |result| then(result.map_err(fault))),
+            Err(error) => then(Err(fault(error))),
+        }
+    }
+
+    fn read_done(&mut self, transfer: u64, result: Result<Bytes, Fault>) {
+        // Released before it was there: nobody wants it.
+        let Some(state) = self.transfers.by_id.get_mut(&transfer) else {
+            return;
+        };
+        let State::Coming { fetches, notify } =
+            std::mem::replace(state, State::Here(result.clone()))
+        else {
+            return;
+        };
+        if let Ok(bytes) = &result {
+            counters::add(&self.core.counters.fetched_bytes, bytes.len() as u64);
+        }
+        for fetch in fetches {
+            let _ = fetch.send(result.clone());
+        }
+        if notify {
+            let done = match result {
+                Ok(bytes) => ReadDone {
+                    transfer,
+                    status: None,
+                    size_bytes: bytes.len() as u64,
+                    inline_data: (bytes.len() <= self.core.limits.inline_read_bytes)
+                        .then_some(bytes),
+                },
+                Err(fault) => ReadDone {
+                    transfer,
+                    status: Some(Arc::unwrap_or_clone(fault)),
+                    ..ReadDone::default()
+                },
+            };
+            self.outbox.send(reply::Reply::ReadDone(done));
+        }
+    }
+
+    /// The data service wants a transfer's bytes.
+    pub(crate) fn fetch(&mut self, transfer: u64, fetch: Fetch) {
+        match self.transfers.by_id.get_mut(&transfer) {
+            Some(State::Here(result)) => {
+                let _ = fetch.known.send(());
+                let _ = fetch.bytes.send(result.clone());
+            }
+            Some(State::Coming { fetches, .. }) => {
+                let _ = fetch.known.send(());
+                fetches.push(fetch.bytes);
+            }
+            None => {
+                let limit = self.core.limits.early_fetches;
+                if self.transfers.early.len() >= limit {
+                    // Those whose callers have given up make room first.
+                    self.transfers.early.retain(|_, fetches| {
+                        fetches.retain(|fetch| !fetch.bytes.is_closed());
+                        !fetches.is_empty()
+                    });
+                }
+                if self.transfers.early.len() >= limit {
+                    let fault = Arc::new(status::exhausted(format!(
+                        "{limit} fetches wait for ops that have not come"
+                    )));
+                    let _ = fetch.bytes.send(Err(fault));
+                    return;
+                }
+                self.transfers
+                    .early
+                    .entry(transfer)
+                    .or_default()
+                    .push(fetch);
+            }
+        }
+    }
+
+    pub(super) fn release(&mut self, transfers: &[u64]) {
+        for transfer in transfers {
+            let Some(State::Coming { fetches, .. }) = self.transfers.by_id.remove(transfer) else {
+                continue;
+            };
+            let fault = Arc::new(status::invalid(format!(
+                "transfer {transfer} was released before its bytes were there"
+            )));
+            for fetch in fetches {
+                let _ = fetch.send(Err(Arc::clone(&fault)));
+            }
+        }
+    }
+}
+
+fn scatter(
+    dense: &[u8],
+    dims: &[i64],
+    strides: &[i64],
+    element: usize,
+) -> Result<AlignedBytes, StatusProto> {
+    let mut region = host::zeroed(geometry::region_bytes(dims, strides, element)?)?;
+    geometry::scatter(dense, &mut region, dims, strides, element)?;
+    Ok(region)
+}

@@ -1,0 +1,90 @@
+//! Watch: one reply when all shards are ready, or with the first failure.
+
+use std::{collections::HashMap, rc::Rc, sync::Arc};
+
+use waystation_proto::waystation::worker::{Watch, WatchDone, reply};
+
+use super::Session;
+use crate::{
+    status::{self, Fault},
+    table::{Shard, Value},
+};
+
+/// Watches not answered yet: how many shards each still waits for.
+#[derive(Default)]
+pub(super) struct Watches(HashMap<u64, usize>);
+
+impl Session {
+    pub(super) fn watch(&mut self, op: Watch) {
+        if op.shards.is_empty() {
+            self.watch_done(op.watch, None);
+            return;
+        }
+        if let Err(status) = self.room_to_wait() {
+            self.watch_done(op.watch, Some(Arc::new(status)));
+            return;
+        }
+        let watch = op.watch;
+        self.watches.0.insert(watch, op.shards.len());
+        for shard in op.shards {
+            let slot = self.slot(shard);
+            let watched = Rc::clone(&slot);
+            self.when(&[slot], move |session| match watched.value() {
+                Value::Pending { .. } => {}
+                Value::Failed(fault) => session.watch_part(watch, Err(fault)),
+                Value::Ready(shard) => session.watch_buffer(watch, &shard),
+            });
+        }
+    }
+
+    fn watch_buffer(&mut self, watch: u64, shard: &Rc<Shard>) {
+        if shard.arrived.get() {
+            self.watch_part(watch, Ok(()));
+            return;
+        }
+        // The watch may be over; then nobody needs the event.
+        if !self.watches.0.contains_key(&watch) {
+            return;
+        }
+        match shard.buffer.ready() {
+            Err(error) => {
+                let fault = Arc::new(status::of_plugin(&error, shard.origin.user_context));
+                self.watch_part(watch, Err(fault));
+            }
+            Ok(event) => {
+                let (core, serial) = (Arc::clone(&self.core), self.serial);
+                let user_context = shard.origin.user_context;
+                event.on_ready(move |result| {
+                    let result =
+                        result.map_err(|error| Arc::new(status::of_plugin(&error, user_context)));
+                    core.post(serial, move |session| session.watch_part(watch, result));
+                });
+            }
+        }
+    }
+
+    fn watch_part(&mut self, watch: u64, result: Result<(), Fault>) {
+        let Some(missing) = self.watches.0.get_mut(&watch) else {
+            return;
+        };
+        match result {
+            Err(fault) => {
+                self.watches.0.remove(&watch);
+                self.watch_done(watch, Some(fault));
+            }
+            Ok(()) => {
+                *missing -= 1;
+                if *missing == 0 {
+                    self.watches.0.remove(&watch);
+                    self.watch_done(watch, None);
+                }
+            }
+        }
+    }
+
+    pub(super) fn watch_done(&self, watch: u64, fault: Option<Fault>) {
+        let status = fault.map(Arc::unwrap_or_clone);
+        self.outbox
+            .send(reply::Reply::WatchDone(WatchDone { watch, status }));
+    }
+}

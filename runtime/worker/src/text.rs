@@ -1,0 +1,64 @@
+//! XLA's text of an optimized program. The C API gives it as a proto only, and printing that is XLA's own business; so the
+//! program is compiled once more with XLA's dumps going to a private folder, and the text is read from there.
+
+use std::{fs, io, path::Path};
+
+use waystation_pjrt::Client;
+use waystation_proto::tensorflow::{StatusProto, error::Code};
+
+use crate::{program, status};
+
+/// How XLA ends the name of the file that has the program after all passes.
+const SUFFIX: &str = "after_optimizations.txt";
+
+/// Larger texts are refused before they are read.
+const MAX_TEXT_BYTES: u64 = 1 << 30;
+
+/// Compiles `source` under `options` and returns the text of what came out. Blocks.
+pub(crate) fn optimized(
+    client: &Client,
+    source: &[u8],
+    format: &str,
+    options: &[u8],
+) -> Result<String, StatusProto> {
+    let folder = tempfile::Builder::new()
+        .prefix("waystation-text-")
+        .tempdir()
+        .map_err(|error| unreadable(&error))?;
+    let options = program::with_dump(options, folder.path())
+        .map_err(|error| status::invalid(error.to_string()))?;
+    client
+        .compile(source, format, &options)
+        .map_err(|error| status::of_plugin(&error, 0))?;
+    read(folder.path())
+}
+
+fn read(folder: &Path) -> Result<String, StatusProto> {
+    let mut best: Option<(u64, std::path::PathBuf)> = None;
+    for entry in fs::read_dir(folder).map_err(|error| unreadable(&error))? {
+        let entry = entry.map_err(|error| unreadable(&error))?;
+        if entry.file_name().to_string_lossy().ends_with(SUFFIX) {
+            let bytes = entry.metadata().map_err(|error| unreadable(&error))?.len();
+            // Small helper modules are dumped too; the program is the largest.
+            if best.as_ref().is_none_or(|(most, _)| bytes > *most) {
+                best = Some((bytes, entry.path()));
+            }
+        }
+    }
+    match best {
+        None => Err(status::unimplemented(
+            "the plugin writes no text of its optimized programs",
+        )),
+        Some((bytes, _)) if bytes > MAX_TEXT_BYTES => Err(status::exhausted(format!(
+            "the program's text has {bytes} bytes, more than {MAX_TEXT_BYTES}"
+        ))),
+        Some((_, path)) => fs::read_to_string(path).map_err(|error| unreadable(&error)),
+    }
+}
+
+fn unreadable(error: &io::Error) -> StatusProto {
+    status::of(
+        Code::Unavailable,
+        format!("the folder for the program's text cannot be used: {error}"),
+    )
+}

@@ -1,0 +1,171 @@
+//! Sessions, and what happens when too much comes at once.
+
+use std::time::Duration;
+
+use waystation_proto::{
+    tensorflow::error::Code,
+    waystation::worker::{Op, Put, op},
+    xla::PrimitiveType,
+};
+use waystation_worker::Limits;
+
+use crate::support::{PATIENCE, Session, Worker, target};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_end_of_a_session_frees_all_it_held() {
+    let worker = Worker::start().await;
+    let mut session = worker.session(1).await;
+    session.compile(50, "add_one", &[0]).await.unwrap();
+    session
+        .put_bytes(1, 0, PrimitiveType::U8, &[1 << 20], None, vec![1; 1 << 20])
+        .await;
+    // Work that never ends: its bytes do not come.
+    let put = Put {
+        transfer: 9,
+        dtype: PrimitiveType::F32 as i32,
+        dims: vec![4],
+        targets: vec![target(2, 0)],
+        ..Put::default()
+    };
+    session.send(op::Op::Put(put)).await;
+    session.execute(50, &[2], 3, 1).await;
+    session.watch(&[1]).await.unwrap();
+    assert!(worker.status().await.array_bytes >= 1 << 20);
+    drop(session);
+    let status = worker
+        .status_becomes(|status| status.array_bytes == 0)
+        .await;
+    assert_eq!((status.shards, status.executables), (0, 0));
+    // The same lease number may come again: nobody holds it.
+    let mut session = worker.session(1).await;
+    session.put(1, 0, &[1.0]).await;
+    assert_eq!(session.read_f32(1).await, [1.0]);
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_newer_lease_ends_the_older_one() {
+    let worker = Worker::start().await;
+    let mut old = worker.session(5).await;
+    old.put(1, 0, &[1.0; 1000]).await;
+    old.watch(&[1]).await.unwrap();
+    let refused = Session::open(&worker, 5)
+        .await
+        .err()
+        .expect("the lease is held");
+    assert_eq!(
+        refused.code(),
+        tonic::Code::FailedPrecondition,
+        "{refused:?}"
+    );
+    let mut new = worker.session(6).await;
+    assert!(old.ended().await);
+    let status = new.read(1).await.unwrap_err();
+    assert_eq!(
+        status.code,
+        Code::InvalidArgument as i32,
+        "the old lease's shards are gone"
+    );
+    assert_eq!(worker.status().await.array_bytes, 0);
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_begins_with_attach() {
+    let worker = Worker::start().await;
+    let mut client = worker.client.clone();
+    let first = Op {
+        op: Some(op::Op::Put(Put::default())),
+    };
+    let refused = client
+        .session(tokio_stream::iter([first]))
+        .await
+        .expect_err("refused");
+    assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+    let mut session = worker.session(1).await;
+    // An op that this build does not know is passed over.
+    session.ops.send(Op { op: None }).await.unwrap();
+    session.put(1, 0, &[1.0]).await;
+    assert_eq!(session.read_f32(1).await, [1.0]);
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_of_executions_is_taken_at_the_worker_s_pace() {
+    const COUNT: u64 = 25_000;
+    let worker = Worker::start().await;
+    let mut session = worker.session(1).await;
+    session.compile(50, "add_one", &[0]).await.unwrap();
+    session.put(100, 0, &[0.0; 4]).await;
+    for step in 0..COUNT {
+        session.execute(50, &[100 + step], 101 + step, 1).await;
+        session.drop_shards(&[100 + step]).await;
+        if step % 1000 == 0 {
+            // Each step drops its input: but for ops under way there is one shard.
+            let shards = worker.status().await.shards;
+            assert!(shards < 3000, "{shards} shards after {step} steps");
+        }
+    }
+    assert_eq!(session.read_f32(100 + COUNT).await, [COUNT as f32; 4]);
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_is_behind_stops_reading_its_stream() {
+    let limits = Limits {
+        queued_ops: 8,
+        launches_in_flight: 2,
+        ..Limits::default()
+    };
+    let worker = Worker::start_with(waystation_cache::Config::default(), limits).await;
+    let mut session = worker.session(1).await;
+    session.compile(50, "slow", &[0]).await.unwrap();
+    session
+        .put_bytes(
+            100,
+            0,
+            PrimitiveType::F32,
+            &[1 << 18],
+            None,
+            vec![0; 1 << 20],
+        )
+        .await;
+    for step in 0..40 {
+        session.execute(50, &[100 + step], 101 + step, 1).await;
+    }
+    // All 40 were sent; only those that fit its bounds were taken: a result is counted when its execution is launched.
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let status = worker.status().await;
+    assert!(status.executes < 40, "{status:?}");
+    let done = tokio::time::timeout(PATIENCE, session.watch(&[140])).await;
+    done.expect("in time").unwrap();
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn executions_that_wait_for_bytes_do_not_stop_the_stream() {
+    // Many more executions than permits wait for a put whose end is behind them in the stream.
+    let limits = Limits {
+        queued_ops: 8,
+        ..Limits::default()
+    };
+    let worker = Worker::start_with(waystation_cache::Config::default(), limits).await;
+    let mut session = worker.session(1).await;
+    session.compile(50, "add_one", &[0]).await.unwrap();
+    let put = Put {
+        transfer: 9,
+        dtype: PrimitiveType::F32 as i32,
+        dims: vec![4],
+        targets: vec![target(100, 0)],
+        ..Put::default()
+    };
+    session.send(op::Op::Put(put)).await;
+    for step in 0..100 {
+        session.execute(50, &[100 + step], 101 + step, 1).await;
+    }
+    session.put(1, 0, &[3.0]).await;
+    assert_eq!(session.read_f32(1).await, [3.0]);
+    session.put_data(9, &[0; 16], 16, 16).await.unwrap();
+    assert_eq!(session.read_f32(200).await, [100.0; 4]);
+    worker.stop().await;
+}

@@ -1,0 +1,9 @@
+//! Workers in this process, driven over loopback gRPC as a proxy drives them, on the real CPU plugin.
+//!
+//! Needs a Python with JAX and the plugin's package: `WAYSTATION_TEST_PYTHON`, or `.venv/bin/python` of this checkout.
+
+mod arrays;
+mod flow;
+mod programs;
+mod support;
+mod transfers;
