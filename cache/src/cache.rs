@@ -328,7 +328,10 @@ impl Inner {
             .saved_micros
             .add(opened.provenance.compile_micros);
         debug!(%key, bytes = opened.stored_bytes, writer = opened.provenance.writer, "bucket hit");
-        let entry = Arc::new(opened.entry);
+        let mut entry = opened.entry;
+        // A name that others will be told is not taken from a file.
+        entry.info.key = key.to_string();
+        let entry = Arc::new(entry);
         self.memory.put(key.digest(), &entry);
         Some(entry)
     }

@@ -204,12 +204,29 @@ const ALSO: [&str; 7] = [
     "ROCM_PATH",
 ];
 
-/// Variables that begin like steering ones and leave no trace in an executable.
-const HARMLESS: [&str; 3] = [
+/// Variables that begin like steering ones and leave no trace in an executable. The places and numbers of hosts are among
+/// them: all hosts of a slice run one executable, and two jobs are to share it. What they are connected to (topology,
+/// bounds, number of slices) is not.
+const HARMLESS: [&str; 15] = [
     // Which host memory to take for transfers and how much device memory at the start.
     "XLA_PYTHON_CLIENT_ALLOCATOR",
     "XLA_PYTHON_CLIENT_MEM_FRACTION",
     "XLA_PYTHON_CLIENT_PREALLOCATE",
+    // Where the compiler's file is; its digest counts.
+    "TPU_LIBRARY_PATH",
+    // What a host is called, and where to find it and the others.
+    "TPU_NAME",
+    "TPU_WORKER_ID",
+    "TPU_WORKER_HOSTNAMES",
+    "TPU_PROCESS_ADDRESSES",
+    "TPU_PROCESS_PORT",
+    "TPU_SKIP_MDS_QUERY",
+    "MEGASCALE_COORDINATOR_ADDRESS",
+    "MEGASCALE_SLICE_ID",
+    // Logs.
+    "TPU_LOG_DIR",
+    "TPU_MIN_LOG_LEVEL",
+    "TPU_STDERR_LOG_LEVEL",
 ];
 
 /// Flags of `XLA_FLAGS` that say where and what XLA writes about a compile, and change nothing in its result.
@@ -287,10 +304,14 @@ mod tests {
             ("XLA_PYTHON_CLIENT_PREALLOCATE", "false"),
             ("LIBTPU_INIT_ARGS", "--x"),
             ("HOME", "/root"),
+            ("TPU_WORKER_ID", "3"),
+            ("TPU_WORKER_HOSTNAMES", "a,b"),
+            ("TPU_TOPOLOGY", "2x2"),
             ("TF_XLA_FLAGS", ""),
         ]);
         let expected = [
             ("LIBTPU_INIT_ARGS", "--x"),
+            ("TPU_TOPOLOGY", "2x2"),
             ("XLA_FLAGS", "--a=1 --b=2"),
             ("XLA_NEW_THING", "1"),
         ];
