@@ -1,7 +1,5 @@
 //! What can go wrong at the plugin's border.
 
-use std::fmt;
-
 /// Canonical status codes, numbered as absl, gRPC and PJRT number them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
@@ -72,7 +70,8 @@ impl Code {
 }
 
 /// A failure at the plugin's border: reported by the plugin, or found by this crate before or after a call.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{function}: {message}")]
 pub struct Error {
     code: Code,
     message: String,
@@ -145,14 +144,6 @@ impl Error {
         self.from_plugin
     }
 }
-
-impl fmt::Display for Error {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{}: {}", self.function, self.message)
-    }
-}
-
-impl std::error::Error for Error {}
 
 #[cfg(test)]
 mod tests {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// Bytes that a transfer reads, kept alive by whoever holds a clone.
 pub type HostBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
-/// Alignment from which CPU plugins use host memory in place (`kMinAlign` of XLA's CPU backend is below it).
+/// Alignment from which CPU plugins use host memory in place.
 pub(crate) const ALIGNMENT: usize = 64;
 
 /// A block of initialised bytes whose start is a multiple of 64, so that plugins can use it in place.

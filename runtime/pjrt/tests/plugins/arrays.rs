@@ -213,11 +213,57 @@ pub(crate) fn host_bytes_are_released(which: Which) {
         );
     }
     // The buffers are gone, and so the bytes go, on whatever thread does it.
+    wait_for(&gone, 3);
+}
+
+/// Waits until `count` hosts' bytes are gone.
+fn wait_for(gone: &AtomicUsize, count: usize) {
     let deadline = Instant::now() + Duration::from_secs(20);
-    while gone.load(Ordering::SeqCst) < 3 {
+    while gone.load(Ordering::SeqCst) < count {
         assert!(Instant::now() < deadline, "host bytes were not released");
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+pub(crate) fn aligned_bytes_are_used_in_place(which: Which) {
+    /// The bytes from the fifth one on, which are not aligned.
+    struct Tail(Counted);
+    impl AsRef<[u8]> for Tail {
+        fn as_ref(&self) -> &[u8] {
+            &self.0.as_ref()[4..]
+        }
+    }
+    let client = which.client();
+    let gone = Arc::new(AtomicUsize::new(0));
+    let host = |len| {
+        Counted(
+            AlignedBytes::zeroed(len).expect("memory"),
+            Arc::clone(&gone),
+        )
+    };
+    let put = |host: HostBytes| {
+        let buffer = client
+            .buffer_from_host(host, ElementType::F32, &[1 << 18], None, memory(&client))
+            .expect("a buffer");
+        buffer
+            .ready()
+            .expect("an event")
+            .wait()
+            .expect("it is filled");
+        buffer
+    };
+    let copied = put(Arc::new(Tail(host(4 + (1 << 20)))));
+    wait_for(&gone, 1);
+    let in_place = put(Arc::new(host(1 << 20)));
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(
+        gone.load(Ordering::SeqCst),
+        1,
+        "the device reads these bytes"
+    );
+    drop(in_place);
+    wait_for(&gone, 2);
+    assert_eq!(copied.is_deleted(), Ok(false));
 }
 
 pub(crate) fn fetching_needs_room(which: Which) {

@@ -43,6 +43,7 @@ on_every_plugin! {
         copies_between_devices_and_memories
         deletion
         host_bytes_are_released
+        aligned_bytes_are_used_in_place
         fetching_needs_room;
     dtypes:
         every_type_survives;
