@@ -92,7 +92,11 @@ pub(crate) fn parse(argv: Vec<OsString>) -> Result<Parsed, Stop> {
         .any(|arg| arg == "--help" || arg == "-h");
     match args.get(1).and_then(|word| word.to_str()) {
         Some("server") if !asks_help => {
-            let (image, rest) = pathways::server_role(args.split_off(2)).map_err(usage)?;
+            let (image, rest) = pathways::server_role(
+                args.split_off(2),
+                std::env::var("WAYSTATION_NODE_TYPE").ok(),
+            )
+            .map_err(usage)?;
             args[1] = match image {
                 Image::ResourceManager => "resource-manager".into(),
                 Image::Worker | Image::Proxy => "worker".into(),

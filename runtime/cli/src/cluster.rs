@@ -27,7 +27,7 @@ use plan::{Plan, Role};
 /// Loading a plugin takes seconds, on a machine with other work many of them.
 const START_LIMIT: Duration = Duration::from_secs(300);
 /// Between two looks at a child that starts.
-const LOOK: Duration = Duration::from_millis(10);
+const LOOK: Duration = Duration::from_millis(20);
 /// After this long it is said what is waited for.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// What a child has beyond its own grace before it is killed.

@@ -8,6 +8,22 @@ use std::{
 
 use crate::error::{Failure, chain};
 
+/// `HOST:PORT`, with an IPv6 address in brackets. The host is not looked up: it may not be there yet.
+///
+/// # Errors
+/// A text for the user.
+pub(crate) fn parse_host_port(text: &str) -> Result<String, String> {
+    let wrong = || format!("{text:?} is no address: write HOST:PORT, as in 10.0.0.7:29001");
+    let (host, port) = text.trim().rsplit_once(':').ok_or_else(wrong)?;
+    let bare_v6 = host.contains(':') && !(host.starts_with('[') && host.ends_with(']'));
+    let odd = host.is_empty() || host.contains(|c: char| c.is_whitespace() || c == '/');
+    let port = port.parse::<u16>().unwrap_or_default();
+    if bare_v6 || odd || port == 0 {
+        return Err(wrong());
+    }
+    Ok(text.trim().to_owned())
+}
+
 /// Binds `port` of `host`; 0 takes a free one. `flag` is named to the user when the port is taken.
 ///
 /// # Errors
@@ -111,6 +127,29 @@ mod tests {
         );
         let failure = write_ready_file(&folder.path().join("no/such"), &addresses).unwrap_err();
         assert_eq!(failure.status, USAGE);
+    }
+
+    #[test]
+    fn addresses_have_a_host_and_a_port() {
+        for text in ["head:29001", "10.0.0.1:1", "[::1]:29001", "a.b-c.svc:65535"] {
+            assert_eq!(parse_host_port(text).as_deref(), Ok(text));
+        }
+        for text in [
+            "",
+            "head",
+            "head:",
+            ":1",
+            "head:0",
+            "head:70000",
+            "::1:29001",
+            "grpc://head:1",
+            "a b:1",
+        ] {
+            assert!(
+                parse_host_port(text).unwrap_err().contains("HOST:PORT"),
+                "{text}"
+            );
+        }
     }
 
     #[test]

@@ -152,12 +152,16 @@ fn xla_flag(name: &str, value: Option<String>) -> String {
     }
 }
 
-/// The role that `server`'s normalised arguments ask for, and the arguments without the choice.
+/// The role that `server`'s normalised arguments ask for, and the arguments without the choice. `unnamed`: the
+/// environment's choice, for arguments without one.
 ///
 /// # Errors
 /// A text for the user, when `--node_type` names something else.
-pub(crate) fn server_role(args: Vec<OsString>) -> Result<(Image, Vec<OsString>), String> {
-    let mut role = Image::Worker;
+pub(crate) fn server_role(
+    args: Vec<OsString>,
+    unnamed: Option<String>,
+) -> Result<(Image, Vec<OsString>), String> {
+    let mut node_type = unnamed;
     let mut rest = Vec::with_capacity(args.len());
     let mut args = args.into_iter();
     while let Some(arg) = args.next() {
@@ -173,17 +177,17 @@ pub(crate) fn server_role(args: Vec<OsString>) -> Result<(Image, Vec<OsString>),
             args.next()
                 .map(|value| value.to_string_lossy().into_owned())
         });
-        role = match value.as_deref() {
-            Some("resource_manager" | "resource-manager") => Image::ResourceManager,
-            Some("worker") => Image::Worker,
-            value => {
-                return Err(format!(
-                    "--node_type is {:?}: write resource_manager, or leave it out for a worker",
-                    value.unwrap_or("")
-                ));
-            }
-        };
+        node_type = Some(value.unwrap_or_default());
     }
+    let role = match node_type.as_deref() {
+        Some("resource_manager" | "resource-manager") => Image::ResourceManager,
+        Some("worker") | None => Image::Worker,
+        Some(other) => {
+            return Err(format!(
+                "--node_type is {other:?}: write resource_manager, or leave it out for a worker"
+            ));
+        }
+    };
     Ok((role, rest))
 }
 
@@ -242,25 +246,37 @@ mod tests {
 
     #[test]
     fn node_type_chooses_the_role() {
-        let (role, rest) = server_role(args(
-            "--server_port=1 --node_type=resource_manager --slices=2",
-        ))
+        let (role, rest) = server_role(
+            args("--server_port=1 --node_type=resource_manager --slices=2"),
+            None,
+        )
         .unwrap();
         assert_eq!(
             (role, rest),
             (Image::ResourceManager, args("--server_port=1 --slices=2"))
         );
-        let (role, rest) = server_role(args("--node_type resource_manager")).unwrap();
+        let (role, rest) = server_role(args("--node_type resource_manager"), None).unwrap();
         assert_eq!((role, rest.len()), (Image::ResourceManager, 0));
         assert_eq!(
-            server_role(args("--server_port=1")).unwrap().0,
+            server_role(args("--server_port=1"), None).unwrap().0,
             Image::Worker
         );
         assert!(
-            server_role(args("--node_type=head"))
+            server_role(args("--node_type=head"), None)
                 .unwrap_err()
                 .contains("\"head\"")
         );
-        assert!(server_role(args("--node_type")).is_err());
+        assert!(server_role(args("--node_type"), None).is_err());
+        let manager = || Some("resource_manager".to_owned());
+        assert_eq!(
+            server_role(args("--slices=2"), manager()).unwrap().0,
+            Image::ResourceManager
+        );
+        assert_eq!(
+            server_role(args("--node_type=worker"), manager())
+                .unwrap()
+                .0,
+            Image::Worker
+        );
     }
 }

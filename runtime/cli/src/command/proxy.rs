@@ -21,7 +21,7 @@ pub(crate) struct Args {
     #[arg(
         long = "resource_manager_address",
         value_name = "HOST:PORT",
-        required = true
+        required = true, value_parser = listen::parse_host_port
     )]
     pub(crate) resource_manager_address: String,
     /// Host buffers kept in memory before they go to a temporary file

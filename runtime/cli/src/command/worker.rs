@@ -17,7 +17,7 @@ pub(crate) struct Args {
     #[arg(
         long = "resource_manager_address",
         value_name = "HOST:PORT",
-        required = true
+        required = true, value_parser = listen::parse_host_port
     )]
     pub(crate) resource_manager_address: String,
     /// The slice that this worker is part of, from 0
