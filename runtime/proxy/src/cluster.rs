@@ -162,6 +162,7 @@ pub(crate) fn follow(
             link_version: LINK_VERSION,
             build_id: BUILD_ID.to_owned(),
             proxy,
+            ..AllotRequest::default()
         },
         shutdown.clone(),
     );

@@ -62,7 +62,8 @@ pub enum Error {
 /// until the first answer, then always the newest allotment.
 ///
 /// While the resource manager cannot be reached the last allotment stays in place: it is off the data path, and workers
-/// are used without it. After a reconnect a new allotment comes with a greater epoch. An allotment with `epoch == 0` has
+/// are used without it. After a reconnect the next allotment has the same epoch, or a greater one when another proxy had
+/// the workers meanwhile; then all that this proxy had on them is gone. An allotment with `epoch == 0` has
 /// no workers: another proxy holds them, `progress` says which. When this proxy is refused (another link version) that
 /// is logged and tried again, since the resource manager may be replaced by a matching one.
 ///
@@ -132,7 +133,11 @@ async fn stream_allotments(
     pause: &mut Duration,
 ) -> Result<(), Error> {
     let mut client = connect(address).await?;
-    let answer = client.allot(request.clone()).await;
+    let mut request = request.clone();
+    if let Some(last) = allotments.borrow().as_ref() {
+        request.resume_epoch = last.epoch;
+    }
+    let answer = client.allot(request).await;
     let mut stream = answer
         .map_err(|status| refused(address, status))?
         .into_inner();

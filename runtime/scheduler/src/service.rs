@@ -74,7 +74,7 @@ impl ResourceManager for Service {
         info!(%proxy, holder = self.state.holder(), "proxy asks for the workers");
         let allotments = Allotments {
             changes: self.state.changes(),
-            claimed: self.state.claim(proxy),
+            claimed: self.state.claim(proxy, request.resume_epoch),
             last: None,
         };
         let stop = self.stop.clone();
@@ -86,7 +86,10 @@ impl ResourceManager for Service {
                 () = stop.cancelled() => {
                     Some((Err(Status::unavailable("the resource manager is shutting down")), None))
                 }
-                next = allotments.next() => Some((Ok(next), Some((allotments, stop)))),
+                next = allotments.next() => match next {
+                    Some(next) => Some((Ok(next), Some((allotments, stop)))),
+                    None => Some((Err(Status::aborted("a newer stream of this proxy holds the workers")), None)),
+                },
             }
         });
         Ok(Response::new(Box::pin(replies)))
@@ -108,14 +111,14 @@ struct Allotments {
 }
 
 impl Allotments {
-    /// The first allotment at once, then each one that differs from the one before.
-    async fn next(&mut self) -> Allotment {
+    /// The first allotment at once, then each one that differs from the one before; none at the end.
+    async fn next(&mut self) -> Option<Allotment> {
         loop {
             self.changes.mark_unchanged();
-            let now = self.claimed.allotment();
+            let now = self.claimed.allotment()?;
             if self.last.as_ref() != Some(&now) {
                 self.last = Some(now.clone());
-                return now;
+                return Some(now);
             }
             if self.changes.changed().await.is_err() {
                 std::future::pending::<()>().await;

@@ -52,9 +52,9 @@ impl State {
         })
     }
 
-    /// Queues a proxy until the returned guard drops.
-    pub(crate) fn claim(self: &Arc<Self>, proxy: String) -> Claimed {
-        let claim = self.lock().holds.claim(proxy, now_ms());
+    /// Queues a proxy until the returned guard drops. `resume`: the epoch that it held before, or 0.
+    pub(crate) fn claim(self: &Arc<Self>, proxy: String, resume: u64) -> Claimed {
+        let claim = self.lock().holds.claim(proxy, resume, now_ms());
         self.changed();
         Claimed {
             state: Arc::clone(self),
@@ -121,17 +121,17 @@ pub(crate) struct Claimed {
 }
 
 impl Claimed {
-    /// What the proxy may use now.
-    pub(crate) fn allotment(&self) -> Allotment {
+    /// What the proxy may use now; none when a newer stream of it took this one's place.
+    pub(crate) fn allotment(&self) -> Option<Allotment> {
         let inner = self.state.lock();
-        match inner.holds.get(self.claim) {
-            Some(Hold::Held { epoch }) => Allotment {
+        Some(match inner.holds.get(self.claim)? {
+            Hold::Held { epoch } => Allotment {
                 complete: inner.cluster.is_complete(),
                 progress: inner.cluster.progress(),
                 epoch,
                 workers: inner.cluster.workers(),
             },
-            Some(Hold::Waiting { holder, ahead }) => Allotment {
+            Hold::Waiting { holder, ahead } => Allotment {
                 progress: match ahead {
                     0 => format!("waiting for the workers: proxy {holder} holds them"),
                     _ => format!(
@@ -140,8 +140,7 @@ impl Claimed {
                 },
                 ..Allotment::default()
             },
-            None => Allotment::default(),
-        }
+        })
     }
 }
 

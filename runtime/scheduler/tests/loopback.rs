@@ -102,6 +102,7 @@ fn request(proxy: &str) -> AllotRequest {
         link_version: waystation_proto::LINK_VERSION,
         build_id: waystation_proto::BUILD_ID.to_owned(),
         proxy: proxy.to_owned(),
+        ..AllotRequest::default()
     }
 }
 
@@ -270,7 +271,7 @@ async fn a_proxy_of_another_link_version_is_refused_naming_both() {
 }
 
 #[tokio::test]
-async fn a_proxy_outlives_the_resource_manager_and_its_epoch_grows() {
+async fn a_proxy_outlives_the_resource_manager_with_its_epoch_and_its_ids() {
     let manager = start(1, any_port());
     let worker = manager.worker(0).await;
     let mut proxy = manager.proxy("p");
@@ -278,22 +279,19 @@ async fn a_proxy_outlives_the_resource_manager_and_its_epoch_grows() {
     let address = manager.address.clone();
     manager.stop().await;
     drop(worker);
-    assert_eq!(
-        proxy.allotments.borrow().clone(),
-        Some(before.clone()),
-        "the last allotment stays"
-    );
+    let seen = proxy.allotments.borrow_and_update().clone();
+    assert_eq!(seen, Some(before.clone()), "the last allotment stays");
 
     let manager = start(1, TcpListener::bind(&address).unwrap());
+    // The new resource manager knows no worker at first.
+    proxy.until(|now| !now.complete).await;
     let _worker = manager.worker(0).await;
-    let after = proxy
-        .until(|now| now.complete && now.epoch != before.epoch)
-        .await;
-    assert!(after.epoch > before.epoch);
-    assert_eq!(
-        after.workers[0].first_device_id,
-        before.workers[0].first_device_id
-    );
+    let after = proxy.until(|now| now.complete).await;
+    assert_eq!(after, before);
+    // A proxy that comes later gets a greater epoch all the same.
+    proxy.stop.cancel();
+    let mut next = manager.proxy("next");
+    assert!(next.until(|now| now.complete).await.epoch > before.epoch);
     manager.stop().await;
 }
 
