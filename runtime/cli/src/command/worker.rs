@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{args::RoleArgs, error::Failure, listen, location, plugin, python};
+use crate::{args::RoleArgs, error::Failure, lifetime, listen, location, plugin, python};
 
 /// Port of Pathways' workers.
 const DEFAULT_PORT: u16 = 29005;
@@ -60,8 +60,37 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let listener = listen::bind(args.role.bind_address, args.server_port, "--server_port")?;
     let address = listen::address(&listener)?;
     let advertise = listen::reachable(address, &args.resource_manager_address);
-    let _ = (advertise, plugin, plugin_options, location::open);
-    Err(Failure::internal(
-        "the worker is not part of this build yet",
-    ))
+    lifetime::run(args.role.parent_stdin, async |stop| {
+        let bucket = location::open(args.gcs_scratch_location.as_deref()).await?;
+        let config = waystation_worker::Config {
+            listener,
+            advertise: Some(advertise.to_string()),
+            resource_manager: Some(args.resource_manager_address),
+            slice: args.slice,
+            task: args.task,
+            slice_tasks: args.slice_tasks,
+            plugin,
+            plugin_options,
+            cache: waystation_cache::Config {
+                location: bucket,
+                ..waystation_cache::Config::default()
+            },
+            environment: environment(),
+            limits: waystation_worker::Limits::default(),
+        };
+        if let Some(file) = &args.role.ready_file {
+            listen::write_ready_file(file, &[address])?;
+        }
+        let served = waystation_worker::serve(config, stop).await;
+        served.map_err(|error| Failure::because("the worker failed", &error))
+    })
+}
+
+/// This process's environment. What is not UTF-8 keeps its place with replacement characters: it must still tell two
+/// environments apart.
+fn environment() -> Vec<(String, String)> {
+    let text = |raw: std::ffi::OsString| raw.to_string_lossy().into_owned();
+    std::env::vars_os()
+        .map(|(name, value)| (text(name), text(value)))
+        .collect()
 }
