@@ -3,7 +3,7 @@
 use prost::Message;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use waystation_pjrt::{
     AlignedBytes, Buffer, Client, Code, ElementType, Error, ExecuteOptions, HostBytes,
     LoadedExecutable, OptionValue, Plugin, discover,
@@ -56,7 +56,8 @@ impl Which {
     /// A client that the tests of a plugin share.
     pub(crate) fn client(self) -> Client {
         static CLIENTS: Mutex<Option<HashMap<Which, Client>>> = Mutex::new(None);
-        let mut clients = CLIENTS.lock().expect("no test panicked in here");
+        // A test that panicked in here has said why; the next one is to say it too.
+        let mut clients = CLIENTS.lock().unwrap_or_else(PoisonError::into_inner);
         clients
             .get_or_insert_default()
             .entry(self)
@@ -65,12 +66,13 @@ impl Which {
     }
 }
 
-/// The interpreter whose environment has the plugins.
+/// The interpreter whose environment has the plugins; a relative path starts at the top of the repository.
 fn python() -> PathBuf {
-    if let Some(python) = std::env::var_os("WAYSTATION_TEST_PYTHON") {
-        return PathBuf::from(python);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    match std::env::var_os("WAYSTATION_TEST_PYTHON") {
+        Some(python) => root.join(python),
+        None => root.join(".venv/bin/python"),
     }
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.venv/bin/python")
 }
 
 /// Compile options for one replica on each of `devices`.
