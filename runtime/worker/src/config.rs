@@ -52,6 +52,8 @@ pub struct Limits {
     pub inline_read_bytes: usize,
     /// Programs compiled at the same time.
     pub compiles: usize,
+    /// Host bytes of checkpoint pieces between devices and buckets, beside what the checkpoint engine stages.
+    pub staging_bytes: usize,
     /// How long a shutdown waits for what is under way.
     pub grace: Duration,
 }
@@ -68,6 +70,7 @@ impl Default for Limits {
             early_fetch_wait: Duration::from_secs(60),
             inline_read_bytes: 64 << 10,
             compiles: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            staging_bytes: 1 << 30,
             grace: Duration::from_secs(5),
         }
     }

@@ -3,10 +3,13 @@
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
-use tokio::{runtime::Handle, sync::OwnedSemaphorePermit};
+use tokio::{
+    runtime::Handle,
+    sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit},
+};
 use waystation_pjrt::{Client, Memory};
 use waystation_proto::{
-    tensorflow::StatusProto,
+    tensorflow::{StatusProto, error::Code},
     waystation::worker::{Attach, Op},
 };
 
@@ -17,6 +20,14 @@ use crate::{
 
 /// Work for the dispatch thread on a session's state.
 pub(crate) type Job = Box<dyn FnOnce(&mut Session) + Send>;
+
+/// See [`Core::staging`]: a semaphore counts no further than 2^32.
+const STAGING_UNIT: usize = 64 << 10;
+
+/// Permits of [`Core::staging`] for so many bytes.
+pub(crate) fn staging_units(bytes: usize) -> u32 {
+    u32::try_from(bytes.div_ceil(STAGING_UNIT).max(1)).unwrap_or(u32::MAX)
+}
 
 /// A call of the data service: on the session that it names, or with the reason why that is not there.
 pub(crate) type DataCall = Box<dyn FnOnce(Result<&mut Session, StatusProto>) + Send>;
@@ -54,6 +65,9 @@ pub(crate) struct Core {
     pub(crate) events: Sender<Event>,
     pub(crate) compiler: Arc<Compiler>,
     pub(crate) peers: Arc<Peers>,
+    pub(crate) checkpoints: waystation_checkpoint::Engine,
+    /// Host bytes of checkpoint pieces, in units of [`STAGING_UNIT`].
+    pub(crate) staging: Semaphore,
 }
 
 impl Core {
@@ -64,6 +78,14 @@ impl Core {
             serial,
             job: Box::new(job),
         });
+    }
+
+    /// Waits for room for so many host bytes of a checkpoint; a piece larger than the bound gets all of it.
+    pub(crate) async fn stage(&self, bytes: usize) -> Result<SemaphorePermit<'_>, StatusProto> {
+        let most = staging_units(self.limits.staging_bytes);
+        let units = staging_units(bytes).min(most);
+        let room = self.staging.acquire_many(units).await;
+        room.map_err(|_| status::of(Code::Cancelled, "the worker is going down"))
     }
 
     /// A memory of a local device by kind; the empty kind is the device's default memory.

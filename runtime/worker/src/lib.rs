@@ -22,6 +22,7 @@ mod geometry;
 mod host;
 mod outbox;
 mod peers;
+mod persist;
 pub mod program;
 mod register;
 mod report;

@@ -2,6 +2,7 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::TcpIncoming;
 use waystation_cache::{Cache, platform};
@@ -11,7 +12,7 @@ use waystation_proto::waystation::{scheduler::Hello, worker::worker_server::Work
 use crate::{
     compiler::{Compiler, Identity},
     config::Config,
-    core::{Core, Event},
+    core::{Core, Event, staging_units},
     counters::Counters,
     dispatch,
     error::Error,
@@ -66,6 +67,7 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
     );
     // Unbounded for the plugin's threads, which must not wait; what fills it is bounded by the ops taken off the stream.
     let (events, receiver) = crossbeam_channel::unbounded();
+    let staging = Semaphore::new(staging_units(config.limits.staging_bytes) as usize);
     let core = Arc::new(Core {
         client,
         counters,
@@ -74,6 +76,8 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
         events,
         compiler: Arc::new(compiler),
         peers: Arc::new(Peers::default()),
+        checkpoints: waystation_checkpoint::Engine::new(waystation_checkpoint::Config::default()),
+        staging,
     });
     let thread = dispatch::start(Arc::clone(&core), receiver).map_err(|error| Error::Dispatch {
         what: format!("could not be started: {error}"),

@@ -6,6 +6,7 @@
 mod answers;
 mod copy;
 mod launch;
+mod persist;
 mod program;
 mod put;
 mod read;
@@ -23,7 +24,9 @@ use waystation_proto::{
     waystation::worker::{Answer, Attach, Op, op, reply},
 };
 
-use self::{launch::Launches, program::Program, put::Puts, read::Transfers, watch::Watches};
+use self::{
+    launch::Launches, persist::Saves, program::Program, put::Puts, read::Transfers, watch::Watches,
+};
 pub(crate) use self::{put::Broken, read::Fetch};
 use crate::{
     core::Core,
@@ -64,6 +67,7 @@ pub(crate) struct Session {
     watches: Watches,
     programs: HashMap<u64, Rc<Program>>,
     launches: Launches,
+    saves: Saves,
 }
 
 impl Session {
@@ -93,6 +97,7 @@ impl Session {
             watches: Watches::default(),
             programs: HashMap::new(),
             launches: Launches::default(),
+            saves: Saves::default(),
         }
     }
 
@@ -142,14 +147,8 @@ impl Session {
             op::Op::ProgramText(op) => self.program_text(&op),
             op::Op::CostAnalysis(op) => self.cost_analysis(&op),
             op::Op::DefaultLayout(op) => self.default_layout(&op),
-            op::Op::SaveArrays(op) => self.answer(
-                op.request,
-                Err(status::unimplemented("SaveArrays is not built")),
-            ),
-            op::Op::RestoreArrays(op) => self.answer(
-                op.request,
-                Err(status::unimplemented("RestoreArrays is not built")),
-            ),
+            op::Op::SaveArrays(op) => self.save_arrays(op),
+            op::Op::RestoreArrays(op) => self.restore_arrays(op),
         }
         self.settle();
     }

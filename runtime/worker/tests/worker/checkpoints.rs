@@ -1,0 +1,316 @@
+//! Arrays straight between devices and a bucket.
+
+use std::path::Path;
+
+use waystation_proto::{
+    tensorflow::error::Code,
+    waystation::worker::{
+        ArrayFile, Fail, Put, RestoreArrays, SaveArrays, op, restore_arrays, save_arrays,
+    },
+    xla::{OpSharding, PrimitiveType, op_sharding::Type},
+};
+
+use crate::support::{Session, Worker, failure, floats, target, user_context};
+
+const ROWS: i64 = 16;
+const COLUMNS: i64 = 64;
+
+/// The first dimension over `rows`, the second over `columns`, the rest of eight devices with copies.
+fn over(rows: i64, columns: i64) -> OpSharding {
+    let copies = 8 / (rows * columns);
+    OpSharding {
+        r#type: Type::Other as i32,
+        tile_assignment_dimensions: if copies > 1 {
+            vec![rows, columns, copies]
+        } else {
+            vec![rows, columns]
+        },
+        iota_reshape_dims: vec![8],
+        iota_transpose_perm: vec![0],
+        replicate_on_last_tile_dim: copies > 1,
+        ..OpSharding::default()
+    }
+}
+
+fn file(folder: &Path, name: &str, sharding: OpSharding) -> Option<ArrayFile> {
+    Some(ArrayFile {
+        location: folder.display().to_string(),
+        name: name.to_owned(),
+        dims: vec![ROWS, COLUMNS],
+        sharding: Some(sharding),
+        device_ids: (0..8).collect(),
+        dtype: PrimitiveType::F32 as i32,
+    })
+}
+
+/// Element (i, j) of the array that all tests save.
+fn value(i: i64, j: i64) -> f32 {
+    (i * COLUMNS + j) as f32
+}
+
+/// The shard at a position of `over(rows, columns)`.
+fn shard(rows: i64, columns: i64, position: i64) -> Vec<f32> {
+    let tile = position / (8 / (rows * columns));
+    let (height, width) = (ROWS / rows, COLUMNS / columns);
+    let (top, left) = (tile / columns * height, tile % columns * width);
+    (top..top + height)
+        .flat_map(|i| (left..left + width).map(move |j| value(i, j)))
+        .collect()
+}
+
+/// Puts the array cut as `over(rows, columns)`, as shards from `first` on.
+async fn put(session: &Session, first: u64, rows: i64, columns: i64) {
+    for position in 0..8u32 {
+        let values = shard(rows, columns, i64::from(position));
+        let bytes = values
+            .iter()
+            .flat_map(|value| value.to_le_bytes())
+            .collect();
+        let dims = [ROWS / rows, COLUMNS / columns];
+        let id = first + u64::from(position);
+        session
+            .put_bytes(id, position, PrimitiveType::F32, &dims, None, bytes)
+            .await;
+    }
+}
+
+fn save(
+    request: u64,
+    file: Option<ArrayFile>,
+    first: u64,
+    positions: std::ops::Range<u32>,
+) -> op::Op {
+    let item = save_arrays::Item {
+        file,
+        shards: positions
+            .clone()
+            .map(|position| first + u64::from(position))
+            .collect(),
+        writes_metadata: positions.start == 0,
+        positions: positions.collect(),
+    };
+    op::Op::SaveArrays(SaveArrays {
+        request,
+        items: vec![item],
+        timeout_ms: 60_000,
+        user_context: 6,
+    })
+}
+
+fn restore(request: u64, files: Vec<Option<ArrayFile>>, first: u64) -> op::Op {
+    let item = |(number, file): (u64, _)| restore_arrays::Item {
+        file,
+        targets: (0..8u32)
+            .map(|device| target(first + number * 8 + u64::from(device), device))
+            .collect(),
+        positions: (0..8).collect(),
+    };
+    let items = (0u64..).zip(files).map(item).collect();
+    op::Op::RestoreArrays(RestoreArrays {
+        request,
+        items,
+        timeout_ms: 60_000,
+        user_context: 7,
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_array_comes_back_under_another_sharding() {
+    let folder = tempfile::tempdir().unwrap();
+    let worker = Worker::start().await;
+    let mut session = worker.session(1).await;
+    put(&session, 100, 4, 1).await;
+    session
+        .send(save(
+            1,
+            file(folder.path(), "params.w", over(4, 1)),
+            100,
+            0..8,
+        ))
+        .await;
+    // The arrays may go while they are being written.
+    session.drop_shards(&(100..108).collect::<Vec<_>>()).await;
+    session.answer(1).await.unwrap();
+    let status = worker.status().await;
+    assert_eq!(
+        status.saved_bytes,
+        (ROWS * COLUMNS * 4) as u64,
+        "each piece once, not its copies"
+    );
+    assert_eq!(status.fetched_bytes, 0);
+    assert!(folder.path().join("params.w/.zarray").exists());
+
+    let cut = file(folder.path(), "params.w", over(2, 4));
+    session.send(restore(2, vec![cut], 200)).await;
+    session
+        .watch(&(200..208).collect::<Vec<_>>())
+        .await
+        .unwrap();
+    session.answer(2).await.unwrap();
+    for position in 0..8 {
+        let bytes = session.read(200 + position).await.unwrap();
+        assert_eq!(
+            floats(&bytes),
+            shard(2, 4, position as i64),
+            "position {position}"
+        );
+    }
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_workers_write_one_array() {
+    let folder = tempfile::tempdir().unwrap();
+    let (first, second) = (Worker::start().await, Worker::start().await);
+    let (mut left, mut right) = (first.session(1).await, second.session(1).await);
+    put(&left, 100, 8, 1).await;
+    put(&right, 100, 8, 1).await;
+    left.send(save(1, file(folder.path(), "w", over(8, 1)), 100, 0..5))
+        .await;
+    right
+        .send(save(1, file(folder.path(), "w", over(8, 1)), 100, 5..8))
+        .await;
+    left.answer(1).await.unwrap();
+    right.answer(1).await.unwrap();
+    left.send(restore(2, vec![file(folder.path(), "w", over(1, 1))], 200))
+        .await;
+    let whole = left.read(207).await.unwrap();
+    assert_eq!(floats(&whole), shard(1, 1, 0));
+    first.stop().await;
+    second.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_step_behind_a_save_does_not_change_what_is_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let worker = Worker::start().await;
+    let mut session = worker.session(1).await;
+    session.compile(50, "take_over", &[0]).await.unwrap();
+    let file = |name: &str| {
+        Some(ArrayFile {
+            location: folder.path().display().to_string(),
+            name: name.to_owned(),
+            dims: vec![1024],
+            sharding: Some(OpSharding::default()),
+            device_ids: vec![0],
+            dtype: 0,
+        })
+    };
+    session.put(10, 0, &[1.0; 1024]).await;
+    for step in 0..20 {
+        session
+            .send(save(
+                1 + step,
+                file(&format!("step{step}")),
+                10 + step,
+                0..1,
+            ))
+            .await;
+        session.execute(50, &[10 + step], 11 + step, 1).await;
+    }
+    for step in 0..20 {
+        session.answer(1 + step).await.unwrap();
+        let file = file(&format!("step{step}")).map(|file| ArrayFile {
+            dtype: PrimitiveType::F32 as i32,
+            ..file
+        });
+        let item = restore_arrays::Item {
+            file,
+            targets: vec![target(500 + step, 3)],
+            positions: vec![0],
+        };
+        let op = RestoreArrays {
+            request: 100 + step,
+            items: vec![item],
+            ..RestoreArrays::default()
+        };
+        session.send(op::Op::RestoreArrays(op)).await;
+        assert_eq!(
+            session.read_f32(500 + step).await,
+            [1.0 + step as f32; 1024]
+        );
+    }
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_saved_or_restored_says_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let worker = Worker::start().await;
+    let mut session = worker.session(1).await;
+    // One good array and one that is missing: the good one is there all the same.
+    put(&session, 100, 8, 1).await;
+    session
+        .send(save(1, file(folder.path(), "good", over(8, 1)), 100, 0..8))
+        .await;
+    session.answer(1).await.unwrap();
+    let files = vec![
+        file(folder.path(), "missing", over(8, 1)),
+        file(folder.path(), "good", over(8, 1)),
+    ];
+    session.send(restore(2, files, 200)).await;
+    let status = session.answer(2).await.unwrap_err();
+    assert_eq!(status.code, Code::FailedPrecondition as i32, "{status:?}");
+    assert_eq!(user_context(&status), Some("7"));
+    assert_eq!(session.read(200).await.unwrap_err(), status);
+    assert_eq!(floats(&session.read(208).await.unwrap()), shard(8, 1, 0));
+    // A shard that has failed fails the save with its own status.
+    let lost = failure(Code::DataLoss, "slice 1 is gone");
+    session
+        .send(op::Op::Fail(Fail {
+            shards: vec![101],
+            status: Some(lost.clone()),
+        }))
+        .await;
+    session
+        .send(save(3, file(folder.path(), "lost", over(8, 1)), 100, 0..8))
+        .await;
+    assert_eq!(session.answer(3).await.unwrap_err(), lost);
+    // Shards of another shape than the sharding gives them.
+    session
+        .send(save(4, file(folder.path(), "shape", over(4, 2)), 102, 0..4))
+        .await;
+    let status = session.answer(4).await.unwrap_err();
+    assert_eq!(
+        (status.code, user_context(&status)),
+        (Code::InvalidArgument as i32, Some("6")),
+        "{status:?}"
+    );
+    // A location that cannot be used.
+    let nowhere = file(Path::new("/proc/no/such/place"), "w", over(8, 1));
+    session
+        .put_bytes(101, 1, PrimitiveType::F32, &[2, 64], None, vec![0; 512])
+        .await;
+    session.send(save(5, nowhere, 100, 0..8)).await;
+    let status = session.answer(5).await.unwrap_err();
+    assert!(
+        ![0, Code::NotFound as i32, Code::Internal as i32].contains(&status.code),
+        "{status:?}"
+    );
+    // A save waits for bytes that are under way, and no longer than it may.
+    let put = Put {
+        transfer: 9,
+        dtype: PrimitiveType::F32 as i32,
+        dims: vec![2, 64],
+        targets: vec![target(300, 0)],
+        ..Put::default()
+    };
+    session.send(op::Op::Put(put)).await;
+    let item = save_arrays::Item {
+        file: file(folder.path(), "late", over(8, 1)),
+        shards: vec![300],
+        positions: vec![0],
+        writes_metadata: true,
+    };
+    session
+        .send(op::Op::SaveArrays(SaveArrays {
+            request: 6,
+            items: vec![item],
+            ..SaveArrays::default()
+        }))
+        .await;
+    session.put_data(9, &[0; 512], 512, 512).await.unwrap();
+    session.answer(6).await.unwrap();
+    assert!(folder.path().join("late/.zarray").exists());
+    worker.stop().await;
+}
