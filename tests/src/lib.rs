@@ -2,4 +2,5 @@
 //! clients against real processes).
 
 pub mod agreement;
+pub mod cluster;
 pub mod jaxlib;

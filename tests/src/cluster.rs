@@ -1,0 +1,147 @@
+//! A whole cluster inside the test's process: resource manager, workers with the real CPU plugin, proxy. Only sockets on
+//! loopback lie between them, so a test sees what separate processes see, without their start-up time.
+
+use std::{
+    net::{SocketAddr, TcpListener},
+    path::PathBuf,
+    time::Duration,
+};
+
+use tokio_util::sync::CancellationToken;
+use waystation_pjrt::OptionValue;
+use waystation_proto::waystation::worker::{
+    WorkerStatus, WorkerStatusRequest, worker_client::WorkerClient,
+};
+
+/// A running cluster; it stops when dropped.
+pub struct Cluster {
+    /// Where clients dial, `host:port`.
+    pub proxy: String,
+    workers: Vec<SocketAddr>,
+    stop: CancellationToken,
+}
+
+fn listener() -> TcpListener {
+    TcpListener::bind("127.0.0.1:0").expect("a free loopback port")
+}
+
+/// The Python whose packages hold the CPU plugin.
+fn python() -> PathBuf {
+    match std::env::var_os("WAYSTATION_TEST_PYTHON") {
+        Some(path) => path.into(),
+        None => PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.venv/bin/python")),
+    }
+}
+
+impl Cluster {
+    /// Starts `workers` workers of one slice with `devices` devices each.
+    ///
+    /// # Panics
+    /// When the CPU plugin is not installed (`make venv` installs it) or a part cannot start.
+    pub async fn start(workers: u32, devices: i64) -> Self {
+        let stop = CancellationToken::new();
+        let manager = listener();
+        let manager_address = manager.local_addr().expect("bound").to_string();
+        let mut config = waystation_scheduler::Config::new(manager);
+        config.workers_per_slice = Some(workers);
+        tokio::spawn(waystation_scheduler::serve(config, stop.clone()));
+
+        let python = python();
+        let plugin = tokio::task::spawn_blocking(move || {
+            waystation_pjrt::discover::resolve("cpu", Some(&python))
+        })
+        .await
+        .expect("no panic")
+        .expect("the CPU plugin is installed; run `make venv` or set WAYSTATION_TEST_PYTHON");
+        let mut addresses = Vec::new();
+        for task in 0..workers {
+            let listener = listener();
+            addresses.push(listener.local_addr().expect("bound"));
+            let config = waystation_worker::Config {
+                listener,
+                advertise: None,
+                resource_manager: Some(manager_address.clone()),
+                slice: 0,
+                task,
+                slice_tasks: workers,
+                plugin: plugin.clone(),
+                plugin_options: vec![("cpu_device_count".to_owned(), OptionValue::Int64(devices))],
+                cache: waystation_cache::Config::default(),
+                environment: Vec::new(),
+                limits: waystation_worker::Limits::default(),
+            };
+            tokio::spawn(waystation_worker::serve(config, stop.clone()));
+        }
+        let listener = listener();
+        let proxy = listener.local_addr().expect("bound").to_string();
+        let config = waystation_proxy::Config::new(listener, manager_address);
+        tokio::spawn(waystation_proxy::serve(config, stop.clone()));
+        Self {
+            proxy,
+            workers: addresses,
+            stop,
+        }
+    }
+
+    /// Connects a client.
+    ///
+    /// # Panics
+    /// When the proxy refuses.
+    pub async fn client(&self) -> waystation_client::Client {
+        waystation_client::Client::connect(&self.proxy)
+            .await
+            .expect("the proxy takes clients")
+    }
+
+    /// The counters of each worker.
+    ///
+    /// # Panics
+    /// When a worker does not answer.
+    pub async fn worker_status(&self) -> Vec<WorkerStatus> {
+        let mut all = Vec::new();
+        for address in &self.workers {
+            let mut client = WorkerClient::connect(format!("http://{address}"))
+                .await
+                .expect("the worker listens");
+            all.push(
+                client
+                    .get_status(WorkerStatusRequest {})
+                    .await
+                    .expect("the worker answers")
+                    .into_inner(),
+            );
+        }
+        all
+    }
+
+    /// Waits until the workers hold no array any more.
+    ///
+    /// # Panics
+    /// When they still do after `limit`.
+    pub async fn wait_until_empty(&self, limit: Duration) {
+        let deadline = tokio::time::Instant::now() + limit;
+        loop {
+            let (bytes, shards) = self
+                .worker_status()
+                .await
+                .iter()
+                .fold((0, 0), |(bytes, shards), s| {
+                    (bytes + s.array_bytes, shards + s.shards)
+                });
+            if (bytes, shards) == (0, 0) {
+                return;
+            }
+            assert!(
+                tokio::time::Instant::now() < deadline,
+                "the workers still hold {bytes} bytes in {shards} shards after {limit:?}"
+            );
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
