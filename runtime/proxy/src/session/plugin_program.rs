@@ -50,8 +50,11 @@ impl Session {
         let text = std::str::from_utf8(text).map_err(|e| {
             status::invalid_argument(format!("Bad PluginProgram: the text is not UTF-8: {e}"))
         })?;
-        let request =
-            persistence::parse(text).map_err(|e| status::invalid_argument(e.to_string()))?;
+        let request = persistence::parse(text).map_err(|e| Status {
+            code: e.code() as i32,
+            message: e.report(),
+            payload: Default::default(),
+        })?;
         let device_ids = match &request {
             persistence::Request::Write(items) => items.first().map(|i| i.device_ids.clone()),
             persistence::Request::Read(items) => items.first().map(|i| i.device_ids.clone()),
