@@ -344,6 +344,8 @@ fn result_spec(value: &executable_info::Value, devices: &[i32]) -> Result<Result
     })
 }
 
+// `mpmd_addressable_devices_oneof` stays unset in both answers: whatever is put there makes jaxlib take the program for an
+// MPMD one and ask for metadata that it does not have.
 fn compile_response(handle: u64, ready: u64, program: &XlaProgram) -> CompileResponse {
     CompileResponse {
         loaded_executable_handle: handle,
@@ -352,19 +354,12 @@ fn compile_response(handle: u64, ready: u64, program: &XlaProgram) -> CompileRes
         device_ids: program.devices.clone(),
         // As many as each argument has shards, or the client refuses to execute.
         addressable_device_ids: program.devices.clone(),
-        mpmd_addressable_devices_oneof: Some(not_mpmd()),
         fingerprint: Some(compile_response::Fingerprint::FingerprintValue(
             program.info.fingerprint.clone(),
         )),
         ready_future_handle: Some(ready),
         ..Default::default()
     }
-}
-
-fn not_mpmd() -> compile_response::MpmdAddressableDevicesOneof {
-    compile_response::MpmdAddressableDevicesOneof::MpmdAddressableDevicesError(
-        status::unimplemented("the program is not an MPMD program"),
-    )
 }
 
 /// The answer to a plugin program's compile.
@@ -375,7 +370,6 @@ pub(super) fn plugin_compile_response(handle: u64, ready: u64, devices: &[i32]) 
         num_devices: i32::try_from(devices.len()).unwrap_or(i32::MAX),
         device_ids: devices.to_vec(),
         addressable_device_ids: devices.to_vec(),
-        mpmd_addressable_devices_oneof: Some(not_mpmd()),
         fingerprint: Some(compile_response::Fingerprint::FingerprintError(
             status::unimplemented("a plugin program has no fingerprint"),
         )),
