@@ -7,7 +7,7 @@ use waystation_stablehlo::{compile_options, wire};
 #[non_exhaustive]
 pub enum Error {
     /// The client's options name no usable device assignment.
-    #[error("compile options name no usable devices")]
+    #[error(transparent)]
     Devices(#[from] compile_options::Error),
     /// A part of the options is not the message it should be.
     #[error("compile options cannot be read: {part} is malformed")]
