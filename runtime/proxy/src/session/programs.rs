@@ -370,9 +370,6 @@ pub(super) fn plugin_compile_response(handle: u64, ready: u64, devices: &[i32]) 
         num_devices: i32::try_from(devices.len()).unwrap_or(i32::MAX),
         device_ids: devices.to_vec(),
         addressable_device_ids: devices.to_vec(),
-        fingerprint: Some(compile_response::Fingerprint::FingerprintError(
-            status::unimplemented("a plugin program has no fingerprint"),
-        )),
         ready_future_handle: Some(ready),
         ..Default::default()
     }
