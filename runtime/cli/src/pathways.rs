@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use crate::argv::Flag;
 
 /// Flags that launchers of Pathways add and that change nothing here, with what to say of them.
-const WITHOUT_EFFECT: &[(&str, &str)] = &[
+pub(crate) const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("cloud_pathways_external_sidecar_connect_timeout", COLOCATED),
     ("cloud_pathways_external_sidecar_port", COLOCATED),
     ("cloud_pathways_sidecar_shm_directory", COLOCATED),

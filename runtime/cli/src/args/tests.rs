@@ -126,3 +126,37 @@ fn help_and_version_are_shown() {
     assert!(text.contains("--devices_per_worker"), "{text}");
     assert!(!text.contains("parent_stdin"), "{text}");
 }
+
+#[test]
+fn the_reference_names_every_flag() {
+    let page = include_str!("../../../../docs/command-line.md");
+    let mut flags = BTreeSet::from(["instance_count".to_owned()]);
+    for subcommand in command()
+        .get_subcommands()
+        .filter(|subcommand| !subcommand.is_hide_set())
+    {
+        assert!(
+            page.contains(&format!("`{}`", subcommand.get_name())),
+            "{}",
+            subcommand.get_name()
+        );
+        let shown = subcommand.get_arguments().filter(|arg| !arg.is_hide_set());
+        flags.extend(shown.filter_map(|arg| arg.get_long().map(str::to_owned)));
+    }
+    flags.remove("help");
+    flags.extend(
+        pathways::WITHOUT_EFFECT
+            .iter()
+            .map(|(name, _)| (*name).to_owned()),
+    );
+    // A longer name that begins alike must not stand in for a flag.
+    let named: BTreeSet<_> = page
+        .split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '-'))
+        .collect();
+    for flag in flags {
+        assert!(
+            named.contains(format!("--{flag}").as_str()),
+            "--{flag} is not on the page"
+        );
+    }
+}

@@ -207,7 +207,7 @@ mod tests {
                 worker.slice_tasks,
                 worker.server_port
             ),
-            (1, 2, 3, 0)
+            (1, 2, Some(3), 0)
         );
         assert_eq!(worker.resource_manager_address, "127.0.0.1:9");
         assert_eq!(

@@ -26,9 +26,9 @@ pub(crate) struct Args {
     /// The number of this worker in its slice, from 0
     #[arg(long = "task", value_name = "N", default_value_t = 0)]
     pub(crate) task: u32,
-    /// Workers of the slice
-    #[arg(long = "slice_tasks", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
-    pub(crate) slice_tasks: u32,
+    /// Workers of the slice [default: as many as TPU_WORKER_HOSTNAMES has, or 1]
+    #[arg(long = "slice_tasks", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) slice_tasks: Option<u32>,
     /// PJRT plugin: cpu, cuda, tpu, or the path of a shared library
     #[arg(long = "pjrt_plugin", value_name = "NAME|PATH", default_value = "cpu")]
     pub(crate) pjrt_plugin: String,
@@ -47,7 +47,9 @@ pub(crate) struct Args {
 
 /// Serves until told to end.
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
-    if args.task >= args.slice_tasks {
+    let hostnames = std::env::var("TPU_WORKER_HOSTNAMES").unwrap_or_default();
+    let slice_tasks = args.slice_tasks.unwrap_or_else(|| hosts(&hostnames));
+    if args.task >= slice_tasks {
         return Err(Failure::usage(format!(
             "--task={} needs --slice_tasks={} or more: a slice's workers are numbered from 0",
             args.task,
@@ -68,7 +70,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             resource_manager: Some(args.resource_manager_address),
             slice: args.slice,
             task: args.task,
-            slice_tasks: args.slice_tasks,
+            slice_tasks,
             plugin,
             plugin_options,
             cache: waystation_cache::Config {
@@ -93,4 +95,25 @@ fn environment() -> Vec<(String, String)> {
     std::env::vars_os()
         .map(|(name, value)| (text(name), text(value)))
         .collect()
+}
+
+/// Hosts of a TPU slice, from the list of their names that TPU machines have in the environment; 1 without one.
+fn hosts(list: &str) -> u32 {
+    let names = list
+        .split(',')
+        .filter(|name| !name.trim().is_empty())
+        .count();
+    u32::try_from(names).unwrap_or(u32::MAX).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tpu_slice_has_as_many_workers_as_hosts() {
+        assert_eq!(hosts(""), 1);
+        assert_eq!(hosts("t1v-n-0"), 1);
+        assert_eq!(hosts("a,b, c,d,"), 4);
+    }
 }
