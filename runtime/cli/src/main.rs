@@ -19,6 +19,7 @@ mod python;
 mod signals;
 mod size;
 mod telemetry;
+mod threads;
 
 use std::process::ExitCode;
 

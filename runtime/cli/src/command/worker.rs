@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{args::RoleArgs, error::Failure, lifetime, listen, location, plugin, python};
+use crate::{args::RoleArgs, error::Failure, lifetime, listen, location, plugin, python, threads};
 
 /// Port of Pathways' workers.
 const DEFAULT_PORT: u16 = 29005;
@@ -55,6 +55,9 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             args.task,
             u64::from(args.task) + 1
         )));
+    }
+    if !matches!(args.pjrt_plugin.as_str(), "cuda" | "tpu") {
+        threads::ensure(args.devices_per_worker)?;
     }
     let plugin_options = plugin::options(&args.pjrt_plugin, args.devices_per_worker)?;
     let python = args.python.clone().or_else(|| python::choose(None));
