@@ -30,7 +30,8 @@ demo: build venv ## train on Waystation: cold, warm from the bucket, cold again,
 test: ## every check: format, lints, docs, Rust tests, Python end-to-end tests; ends in a summary
 	@tests/tools/run_checks.sh
 
-bench: build venv ## speed against native JAX on this machine; prints a table and writes bench-results/
+bench: build venv ## speed against native JAX and a null server on this machine; a table, and JSON in bench-results/
+	$(CARGO) build --release --locked --bin null_server
 	$(VENV)/bin/python tests/bench/bench.py --binary $(BINARY)
 
 fmt: need-cargo ## format the Rust code

@@ -1,130 +1,319 @@
-"""`make bench`: Waystation against JAX without it, on this machine, in one run.
+"""`make bench`: Waystation's speed against native JAX and against the null server, on this machine, in one run.
 
-The sides take turns, so that what else the machine does falls on both. A figure is the median of the ratios of pairs; where
-the quartiles lie further apart than the margin, it is reported as not measured. "Native" is JAX's own CPU backend, whose XLA
-is another build than the plugin's.
+Sides alternate: every pair of legs is taken one directly after the other, in alternating order, against processes that stay
+up. A figure is the median of the paired ratios; quartiles further apart than the margin make it "not measured". The table
+goes to stdout, everything to a JSON file.
 
-Not measured here yet: JAX with the same plugin loaded into its process, the same client against a server that does nothing,
-and a warm compile against the plugin's own load.
+  train     steps of about 20 ms, against the slower of JAX's own CPU backend and JAX with the worker's plugin in process
+  overhead  the same program made tiny: CPU seconds by process that a step costs beside its mathematics
+  dispatch  calls of a program that does nothing, against the null server (and native, shown)
+  transfer  device_put and fetch, against the null server
+  compile   a program from the bucket on a fresh server, against the plugin's own deserialize
 """
 
 import argparse
+import datetime
 import json
 import os
 import pathlib
+import platform
 import statistics
-import subprocess
 import sys
+import tempfile
 import time
 
-import psutil
+import figures
+from figures import Asked, number
+from sides import Sides
 
-SIDE = pathlib.Path(__file__).with_name("side.py")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-# (part, calls in a turn, what one call is, the margin on the quartiles' distance, the ratio wanted)
-PARTS = [
-    ("train_step", 25, "train step", 0.15, 0.90),
-    ("dispatch", 2000, "call of a tiny program", 0.25, None),
-    ("put", 2, "device_put of 64 MiB", 0.25, None),
-    ("fetch", 2, "fetch of 64 MiB", 0.25, None),
-]
-MEGABYTES = 64
+PARTS = ("train", "overhead", "dispatch", "transfer", "compile")
+STEP_SECONDS = 0.020
+TINY = {"layers": 2, "width": 8, "batch": 1, "sequence": 8, "vocabulary": 16}
+# A load from the bucket may take this much longer than the bound's factor says, in seconds.
+COMPILE_ALLOWANCE = 0.002
+COMPILE_FACTOR = 1.5
 
 
-class Side:
-    """A JAX process and the servers behind it, if any."""
+class Bench:
+    def __init__(self, sides, pairs, quick, plugin):
+        self.sides = sides
+        self.pairs = pairs
+        self.quick = quick
+        self.plugin_path = plugin
+        self.figures = []
+        self.cpu = []
+        self.notes = []
+        self.loads = {}
+        self.open = {}
 
-    def __init__(self, name, command, environment):
-        self.name = name
-        self.process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    def side(self, name):
+        """The side of that name that stays up for the whole run."""
+        if name not in self.open:
+            make = getattr(self.sides, name)
+            self.open[name] = make(self.plugin_of(self.side("waystation"))) if name == "plugin" else make()
+        return self.open[name]
+
+    def close(self):
+        for side in self.open.values():
+            side.stop()
+
+    def asked(self, bound, **more):
+        """A quick run answers to nobody."""
+        return None if self.quick else Asked(bound, **more)
+
+    def legs(self, part, sides, setup, options):
+        """`pairs` legs on each side, one after the other, the order turned by one each time."""
+        for side in sides:  # set-up and the first leg, which warms up, count for nothing
+            side.run(part, setup, options)
+        taken = {side.name: [] for side in sides}
+        for pair in range(self.pairs):
+            turn = pair % len(sides)
+            for side in sides[turn:] + sides[:turn]:
+                taken[side.name].append(side.run(part, setup, options))
+        return taken
+
+    def compare(self, name, unit, key, taken, other, scale=1.0, **more):
+        values = {side: [leg[key] * scale for leg in taken[side]] for side in ("waystation", other)}
+        self.figures.append(figures.figure(name, unit, values["waystation"], values[other], against=other, **more))
+
+    def count_cpu(self, part, taken, per, unit):
+        """CPU by process in microseconds a unit of work, over all legs of a side together."""
+        found = {}
+        for side, legs in taken.items():
+            work = sum(leg[per] for leg in legs)
+            seconds = {}
+            for leg in legs:
+                for process, spent in leg["cpu"].items():
+                    seconds[process] = seconds.get(process, 0.0) + spent
+            found[side] = {
+                process: {"seconds": spent, "us_per_unit": spent / work * 1e6} for process, spent in seconds.items()
+            }
+            self.cpu.append({"part": part, "side": side, "unit": unit, "work": work, "processes": found[side]})
+        return found
+
+    def plugin_of(self, side):
+        """The plugin that the worker has loaded."""
+        if self.plugin_path is None:
+            workers = side.run("status")["status"]["workers"]
+            workers = list(workers.values()) if isinstance(workers, dict) else workers
+            self.plugin_path = next(found for found in map(plugin_path, workers) if found)
+        return self.plugin_path
+
+    def train(self):
+        native, ours, plugin = map(self.side, ("native", "waystation", "plugin"))
+        shape, steps = ({**TINY, "width": 32, "batch": 4}, 20) if self.quick else ({"layers": 2, "width": 128, "batch": 4}, 75)
+        if not self.quick:
+            step = min(1 / native.run("train", shape, {"steps": 10})["steps_per_second"] for _ in range(4))
+            shape["batch"] = max(1, round(shape["batch"] * STEP_SECONDS / step))
+        taken = self.legs("train", [native, ours, plugin], shape, {"steps": steps})
+        rate = {side: statistics.median(leg["steps_per_second"] for leg in taken[side]) for side in ("native", "plugin")}
+        slower = min(rate, key=rate.get)
+        for side in ("native", "plugin"):
+            asked = self.asked(0.90, margin=0.10) if side == slower else None
+            self.compare("train steps", "steps/s", "steps_per_second", taken, side, asked=asked)
+        self.count_cpu("train", taken, "steps", "step")
+        ours_loss, plugin_loss = taken["waystation"][-1]["loss"], taken["plugin"][-1]["loss"]
+        self.notes += [
+            f"train step: batch {shape['batch']}, {taken['native'][0]['arrays']} arrays of state; native "
+            f"{1000 / rate['native']:.1f} ms, plugin in process {1000 / rate['plugin']:.1f} ms; the slower is '{slower}'",
+            f"loss at the end: {ours_loss!r} on Waystation, {plugin_loss!r} with the same plugin in process",
+        ]
+
+    def overhead(self):
+        sides = [self.side(name) for name in ("waystation", "plugin", "null", "native")]
+        taken = self.legs("train", sides, TINY, {"steps": 20 if self.quick else 1000})
+        for side in ("null", "plugin"):
+            self.compare("tiny train steps", "steps/s", "steps_per_second", taken, side)
+        found = self.count_cpu("overhead", taken, "steps", "step")
+        servers = sum(found["waystation"].get(role, {"us_per_unit": 0})["us_per_unit"] for role in ("proxy", "worker"))
+        in_process = found["plugin"]["client"]["us_per_unit"]
+        self.notes.append(
+            f"proxy + worker: {servers:.0f} us of CPU a tiny step; the whole step with the plugin in process, Python included:"
+            f" {in_process:.0f} us; beyond it {servers - in_process:.0f} us; the null server: "
+            f"{found['null']['null_server']['us_per_unit']:.0f} us"
         )
-        self.pid = json.loads(self.process.stdout.readline())["pid"]
 
-    def run(self, part, count):
-        self.process.stdin.write(f"{part} {count}\n")
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the {self.name} side ended with {self.process.wait()}")
-        return json.loads(line)["seconds"]
+    def dispatch(self):
+        sides = [self.side(name) for name in ("waystation", "null", "native")]
+        options = {"calls": 100, "blocked_calls": 20} if self.quick else {}
+        taken = self.legs("dispatch", sides, {}, options)
+        for other in ("null", "native"):
+            for key in ("enqueued", "sustained", "chained"):
+                self.compare(f"calls {key}", "calls/s", f"{key}_per_second", taken, other)
+            self.compare("call and block, p50", "us", "call_and_block_p50_us", taken, other, lower_is_better=True)
+        self.count_cpu("dispatch", taken, "calls", "call")
 
-    def cpu_seconds(self):
-        """CPU seconds so far, by role."""
-        seconds = {}
-        for process in [psutil.Process(self.pid), *psutil.Process(self.process.pid).children(recursive=True)]:
-            times = process.cpu_times()
-            words = process.cmdline()
-            role = "client" if process.pid == self.pid else words[1] if len(words) > 1 else words[0]
-            seconds[role] = seconds.get(role, 0) + times.user + times.system
-        return seconds
+    def transfer(self):
+        sides = [self.side(name) for name in ("waystation", "null")]
+        for megabytes, repeats in ((1, 3),) if self.quick else ((1, 20), (64, 3)):
+            taken = self.legs("transfer", sides, {"size_bytes": megabytes << 20}, {"repeats": repeats})
+            asked = self.asked(0.50, margin=0.25) if megabytes == 64 else None
+            for key, what in (("put", "device_put"), ("fetched", "fetch")):
+                name = f"{what} {megabytes} MB"
+                self.compare(name, "MB/s", f"{key}_bytes_per_second", taken, "null", scale=1e-6, asked=asked)
+            self.count_cpu(f"transfer {megabytes} MB", taken, "moved_megabytes", "MB")
 
-    def stop(self):
-        self.process.stdin.close()
-        self.process.wait(30)
+    def compile(self):
+        shape = TINY if self.quick else {"layers": 4, "width": 128, "batch": 4}
+        null = self.side("null")
+        with tempfile.TemporaryDirectory(prefix="waystation-bench-") as bucket:
+            flags = ["--gcs_scratch_location", f"file://{bucket}"]
+            with self.sides.waystation(*flags) as ours:
+                cold = ours.run("compile", shape)["compile_seconds"]
+                totals = self.written(ours)
+                assert totals["compiles"] > 0, f"nothing was compiled by an empty bucket's server: {totals}"
+                path = self.plugin_of(ours)
+            null.run("compile", shape)
+            taken = {"waystation": [], "plugin": [], "null": []}
+
+            def from_the_bucket():
+                # A fresh server: its memory tier is empty, so that only the bucket can have the program.
+                with self.sides.waystation(*flags) as ours:
+                    leg = ours.run("compile", shape)
+                    leg["totals"] = ours.run("status")["status"]["totals"]
+                totals = leg["totals"]
+                assert totals["compiles"] == 0 and totals["bucket_hits"] > 0, f"not served from the bucket: {totals}"
+                taken["waystation"].append(leg)
+
+            def by_the_plugin():
+                # As fresh as the worker.
+                with self.sides.plugin(path) as plugin:
+                    taken["plugin"].append(plugin.run("deserialize", shape))
+
+            for pair in range(self.pairs):
+                for take in (from_the_bucket, by_the_plugin)[:: 1 if pair % 2 else -1]:
+                    take()
+                taken["null"].append(null.run("compile", shape))
+        seen = [leg["compile_seconds"] * 1e3 for leg in taken["waystation"]]
+        alone = [leg["deserialize_seconds"] * 1e3 for leg in taken["plugin"]]
+        allowed = [COMPILE_FACTOR * one + COMPILE_ALLOWANCE * 1e3 for one in alone]
+        floor = [leg["compile_seconds"] * 1e3 for leg in taken["null"]]
+        more = {"lower_is_better": True}
+        asked = self.asked(1.0, margin=0.33, at_least=False)
+        self.figures += [
+            figures.figure("warm compile, client", "ms", seen, allowed, against="1.5 deserialize + 2", asked=asked, **more),
+            figures.figure("warm compile, client", "ms", seen, alone, against="deserialize", **more),
+            figures.figure("warm compile, client", "ms", seen, floor, against="null", **more),
+        ]
+        loads = statistics.median(leg["totals"]["load_seconds"] for leg in taken["waystation"])
+        self.notes.append(
+            f"compile: cold {cold * 1e3:.0f} ms as the client sees it; serialized by the plugin "
+            f"{taken['plugin'][0]['serialized_bytes']} bytes; the client's time holds its own serialization of the program "
+            f"(the 'null' row is that and the transport alone); the worker counts {loads * 1e3:.0f} ms of loads in a warm run, "
+            "a very small program's load and compile before it included"
+        )
+
+    def written(self, side, seconds=60):
+        """Waits until all that was compiled is in the bucket."""
+        deadline = time.monotonic() + seconds
+        while True:
+            totals = side.run("status")["status"]["totals"]
+            if totals["bucket_writes"] >= totals["compiles"]:
+                return totals
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"after {seconds} s the bucket lacks programs: {totals}")
+            time.sleep(0.1)
+
+    def take(self, part):
+        before = os.getloadavg()
+        getattr(self, part)()
+        self.loads[part] = {"before": before, "after": os.getloadavg()}
+
+
+def plugin_path(worker):
+    """Found wherever the status page puts a worker's counters."""
+    if not isinstance(worker, dict):
+        return None
+    return worker.get("plugin_path") or next(filter(None, map(plugin_path, worker.values())), None)
+
+
+def report(bench, errors):
+    rows = [
+        (
+            f["name"],
+            f["against"],
+            f"{number(f['waystation'])}",
+            f"{number(f['other'])}",
+            f["unit"],
+            f"{f['ratio']:.2f}",
+            "{:.2f}..{:.2f}".format(*f["ratio_quartiles"]),
+            f["asked"] or "",
+            f["verdict"],
+        )
+        for f in bench.figures
+    ]
+    headings = ("figure", "against", "waystation", "other", "unit", "ratio", "quartiles", "asked", "")
+    print("\n".join(figures.table(rows, headings)))
+    rows = [
+        (entry["part"], entry["side"], process, f"{spent['seconds']:.2f}", f"{spent['us_per_unit']:.4g}", entry["unit"])
+        for entry in bench.cpu
+        for process, spent in entry["processes"].items()
+    ]
+    print("\nCPU by process")
+    print("\n".join(figures.table(rows, ("part", "side", "process", "seconds", "us per", "unit"))))
+    print()
+    for note in bench.notes:
+        print(f"* {note}")
+    for part, load in bench.loads.items():
+        print(f"* load average, {part}: {load['before'][0]:.1f} before, {load['after'][0]:.1f} after, {os.cpu_count()} CPUs")
+    for part, error in errors.items():
+        print(f"* {part} FAILED: {error}")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", type=pathlib.Path, default=ROOT / "target/release/waystation")
-    parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--part", choices=[part[0] for part in PARTS], action="append")
-    options = parser.parse_args()
+    parser.add_argument("--null-server", type=pathlib.Path, help="default: null_server beside the binary")
+    parser.add_argument("--pairs", type=int, default=None, help="default 10; 1 with --quick")
+    parser.add_argument("--only", default=",".join(PARTS), help=f"comma-separated, of {', '.join(PARTS)}")
+    parser.add_argument("--quick", action="store_true", help="small and few: shows that the bench works, measures nothing")
+    parser.add_argument("--plugin", help="PJRT plugin to load in process; default: the worker's own")
+    parser.add_argument("--results", type=pathlib.Path, default=ROOT / "bench-results")
+    args = parser.parse_args()
+    binary = args.binary.resolve()
+    null_server = (args.null_server or binary.with_name("null_server")).resolve()
+    for path, what in ((binary, "make build"), (null_server, "cargo build --release --bin null_server")):
+        if not path.is_file():
+            parser.error(f"no binary at {path}: run `{what}` first")
+    wanted = args.only.split(",")
+    if unknown := set(wanted) - set(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}")
 
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_", "WAYSTATION_"))}
-    # More threads than devices: with fewer, XLA's collectives on CPU can wait for each other for ever.
-    clean["NPROC"] = "16"
-    python = [sys.executable, str(SIDE)]
-    native = {**clean, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4"}
-    served = [str(options.binary.resolve()), "run", "--workers=1", "--devices_per_worker=4", "--", *python]
-    sides = [Side("waystation", served, clean), Side("native", python, native)]
-
-    print(f"load average {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores, {options.pairs} pairs")
-    print(f"{'':24} {'native':>12} {'waystation':>12} {'speed':>7} {'quartiles':>13}  {'CPU µs a call (waystation)'}")
-    results = []
-    for part, count, call, margin, wanted in PARTS:
-        if options.part and part not in options.part:
-            continue
-        for side in sides:
-            side.run(part, 1)  # compiles, warms up
-        cpu_before = sides[0].cpu_seconds()
-        seconds = {side.name: [] for side in sides}
-        for turn in range(options.pairs):
-            for side in sides if turn % 2 else reversed(sides):
-                seconds[side.name].append(side.run(part, count) / count)
-        cpu_after = sides[0].cpu_seconds()
-        ratios = sorted(n / w for n, w in zip(seconds["native"], seconds["waystation"]))
-        low, median, high = statistics.quantiles(ratios, n=4)
-        calls = count * options.pairs
-        cpu = {role: 1e6 * (cpu_after[role] - cpu_before.get(role, 0)) / calls for role in cpu_after}
-        measured = high - low <= margin * max(median, 1e-9)
-        result = {
-            "part": part,
-            "native_seconds": statistics.median(seconds["native"]),
-            "waystation_seconds": statistics.median(seconds["waystation"]),
-            "ratio": median,
-            "quartiles": [low, high],
-            "measured": measured,
-            "cpu_us": cpu,
-            "wanted": wanted,
-        }
-        results.append(result)
-        spent = ", ".join(f"{role} {value:.0f}" for role, value in cpu.items() if role in ("client", "proxy", "worker"))
-        speed = f"{median:6.1%}" if measured else "not measured"
-        print(
-            f"{call:24} {1e3 * result['native_seconds']:9.3f} ms {1e3 * result['waystation_seconds']:9.3f} ms {speed:>7} "
-            f"{low:6.2f}-{high:5.2f}  {spent}" + (f"  (wanted {wanted:.0%})" if wanted else "")
-        )
-        if part in ("put", "fetch"):
-            print(f"{'':24} {MEGABYTES / result['native_seconds']:7.0f} MiB/s {MEGABYTES / result['waystation_seconds']:7.0f} MiB/s")
-    for side in sides:
-        side.stop()
-    folder = ROOT / "bench-results"
-    folder.mkdir(exist_ok=True)
-    file = folder / time.strftime("%Y-%m-%dT%H-%M-%S.json")
-    file.write_text(json.dumps({"load": os.getloadavg(), "cores": os.cpu_count(), "results": results}, indent=1))
-    print(f"written to {file.relative_to(ROOT)}")
+    args.results.mkdir(parents=True, exist_ok=True)
+    # Seconds are enough: nobody benches twice in one.
+    taken = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    sides = Sides(binary, null_server, args.results / f"{taken}-logs")
+    bench = Bench(sides, args.pairs or (1 if args.quick else 10), args.quick, args.plugin)
+    errors = {}
+    try:
+        for part in wanted:
+            print(f"... {part}", file=sys.stderr, flush=True)
+            try:
+                bench.take(part)
+            except (RuntimeError, AssertionError, OSError) as error:
+                errors[part] = str(error)
+    finally:
+        bench.close()
+    report(bench, errors)
+    result = {
+        "taken": taken,
+        "quick": args.quick,
+        "pairs": bench.pairs,
+        "cpus": os.cpu_count(),
+        "machine": platform.platform(),
+        "python": platform.python_version(),
+        "figures": bench.figures,
+        "cpu": bench.cpu,
+        "notes": bench.notes,
+        "load_average": bench.loads,
+        "errors": errors,
+    }
+    file = args.results / f"{taken}.json"
+    file.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"\nwritten to {file}")
+    return 1 if errors else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -4,3 +4,4 @@
 pub mod agreement;
 pub mod cluster;
 pub mod jaxlib;
+pub mod null_server;

@@ -1,0 +1,232 @@
+"""What is measured. A part is set up once in a client; the function that it gives is one leg, called as often as there are
+pairs, and answers with its figures."""
+
+import statistics
+import time
+
+import numpy as np
+
+
+def now():
+    return time.perf_counter()
+
+
+def dispatch():
+    """Calls of a program that does next to nothing: what a call costs."""
+    import jax
+
+    add = jax.jit(lambda x: x + 1)
+    x = jax.device_put(np.arange(8, dtype=np.float32))
+    for _ in range(50):
+        add(x).block_until_ready()
+
+    def leg(calls=2000, blocked_calls=300):
+        start = now()
+        results = [add(x) for _ in range(calls)]
+        enqueued = now()
+        jax.block_until_ready(results)
+        sustained = now()
+        del results
+        chain_start = now()
+        y = x
+        for _ in range(calls):
+            y = add(y)
+        y.block_until_ready()
+        chained = now()
+        blocked = []
+        for _ in range(blocked_calls):
+            call = now()
+            add(x).block_until_ready()
+            blocked.append(now() - call)
+        return {
+            "enqueued_per_second": calls / (enqueued - start),
+            "sustained_per_second": calls / (sustained - start),
+            "chained_per_second": calls / (chained - chain_start),
+            "call_and_block_p50_us": statistics.median(blocked) * 1e6,
+            "calls": 2 * calls + blocked_calls,
+        }
+
+    return leg
+
+
+def transfer(size_bytes):
+    """Puts an array and fetches it back; every fetch is of an array that was never fetched before."""
+    import jax
+
+    # Off the 64-byte grid, so that a native client cannot take the memory over instead of copying.
+    raw = np.frombuffer(bytearray(size_bytes + 128), np.uint8)
+    offset = (1 - raw.ctypes.data) % 64
+    host = raw[offset : offset + size_bytes]
+    host[:] = np.resize(np.random.default_rng(0).integers(0, 256, 65_537, np.uint8), size_bytes)
+    first = jax.device_put(host)
+    assert np.array_equal(np.array(first), host), "fetched bytes differ from those put"
+    del first
+
+    def leg(repeats=3):
+        put, fetched = [], []
+        for _ in range(repeats):
+            start = now()
+            array = jax.device_put(host)
+            array.block_until_ready()
+            put.append(now() - start)
+            start = now()
+            # A copy, or a native client would hand out its own memory.
+            value = np.array(array, copy=True)
+            fetched.append(now() - start)
+            del array, value
+        return {
+            "put_bytes_per_second": size_bytes / statistics.median(put),
+            "fetched_bytes_per_second": size_bytes / statistics.median(fetched),
+            "moved_megabytes": 2 * repeats * size_bytes / 1e6,
+        }
+
+    return leg
+
+
+def train_step(layers, width, batch, sequence=64, vocabulary=512):
+    """A transformer's train step (Adam, donated state): (init, step), both to be jitted, and batches of tokens."""
+    import jax
+    import jax.numpy as jnp
+
+    heads, rate, b1, b2 = 4, 1e-3, 0.9, 0.999
+
+    def init(key):
+        keys = iter(jax.random.split(key, 4 * layers + 2))
+        normal = lambda *shape: 0.02 * jax.random.normal(next(keys), shape)
+        block = lambda: {
+            "qkv": normal(width, 3 * width), "out": normal(width, width),
+            "up": normal(width, 4 * width), "down": normal(4 * width, width),
+        }  # fmt: skip
+        params = {"embed": normal(vocabulary, width), "head": normal(width, vocabulary), "blocks": [block() for _ in range(layers)]}
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return params, zeros, jax.tree.map(jnp.copy, zeros)
+
+    def norm(x):
+        return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+
+    def loss_of(params, tokens):
+        x = params["embed"][tokens]
+        mask = jnp.tril(jnp.ones((sequence, sequence), bool))
+        for block in params["blocks"]:
+            parts = (norm(x) @ block["qkv"]).reshape(batch, sequence, heads, 3 * width // heads)
+            q, k, v = jnp.split(parts, 3, -1)
+            scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / (width // heads) ** 0.5
+            weights = jax.nn.softmax(jnp.where(mask, scores, -1e9), -1)
+            x = x + jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(batch, sequence, width) @ block["out"]
+            x = x + jax.nn.gelu(norm(x) @ block["up"]) @ block["down"]
+        logits = jax.nn.log_softmax((x @ params["head"])[:, :-1])
+        return -jnp.take_along_axis(logits, tokens[:, 1:, None], -1).mean()
+
+    def step(params, mean, square, tokens):
+        loss, grads = jax.value_and_grad(loss_of)(params, tokens)
+        mean = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, mean, grads)
+        square = jax.tree.map(lambda s, g: b2 * s + (1 - b2) * g * g, square, grads)
+        params = jax.tree.map(lambda p, m, s: p - rate * m / (jnp.sqrt(s) + 1e-8), params, mean, square)
+        return params, mean, square, loss
+
+    random = np.random.default_rng(1)
+    batches = [random.integers(0, vocabulary, (batch, sequence)).astype(np.int32) for _ in range(8)]
+    return init, step, batches
+
+
+def train(**shape):
+    """Steps of training, each with a new batch from the host; the loss is waited for once, at the end."""
+    import jax
+
+    init, step, batches = train_step(**shape)
+    step = jax.jit(step, donate_argnums=(0, 1, 2))
+    state = jax.jit(init)(jax.random.key(0))
+    arrays = len(jax.tree.leaves(state))
+    for tokens in batches[:5]:
+        *state, loss = step(*state, tokens)
+    held = [state, float(loss)]
+
+    def leg(steps=50):
+        state = held[0]
+        start = now()
+        for i in range(steps):
+            *state, loss = step(*state, batches[i % len(batches)])
+        loss.block_until_ready()
+        seconds = now() - start
+        held[0] = state
+        return {"steps_per_second": steps / seconds, "steps": steps, "arrays": arrays, "loss": float(loss)}
+
+    return leg
+
+
+def compile_once(**shape):
+    """The time from a lowered program to one that can run, in a process and on a server that have not seen it."""
+    import jax
+
+    init, step, batches = train_step(**shape)
+    # What is done once a process is not the program's: connection, first thread of a compiler, first read of the bucket.
+    jax.jit(lambda x: x * 3 + 1).lower(np.float32(0)).compile()
+    state = jax.eval_shape(init, jax.random.key(0))
+
+    def leg():
+        # Else the client itself would remember the program.
+        jax.clear_caches()
+        lowered = jax.jit(step, donate_argnums=(0, 1, 2)).lower(*state, batches[0])
+        start = now()
+        compiled = lowered.compile()
+        seconds = now() - start
+        assert compiled is not None
+        return {"compile_seconds": seconds}
+
+    return leg
+
+
+def deserialize(**shape):
+    """The plugin's own time to load the same program from its own serialized form, first loads aside as above."""
+    import jax
+    from jax._src import compiler
+    from jaxlib import _jax
+
+    device = jax.devices()[0]
+    client = device.client
+    init, step, batches = train_step(**shape)
+    options = compiler.get_compile_options(num_replicas=1, num_partitions=1)
+
+    def serialized(function, *arguments, **jit_options):
+        compiled = jax.jit(function, **jit_options).lower(*arguments).compile()
+        return compiled.runtime_executable().serialize()
+
+    def load(program):
+        return client.deserialize_executable(program, _jax.DeviceList((device,)), options)
+
+    state = jax.eval_shape(init, jax.random.key(0))
+    small = serialized(lambda x: x * 3 + 1, np.float32(0))
+    program = serialized(step, *state, batches[0], donate_argnums=(0, 1, 2))
+    load(small)
+
+    def leg():
+        start = now()
+        loaded = load(program)
+        seconds = now() - start
+        del loaded
+        return {"deserialize_seconds": seconds, "serialized_bytes": len(program)}
+
+    return leg
+
+
+def status():
+    """The server's own counters."""
+    import json
+    import os
+    import urllib.request
+
+    def leg():
+        with urllib.request.urlopen(os.environ["WAYSTATION_STATUS_URL"], timeout=30) as page:
+            return {"status": json.load(page)}
+
+    return leg
+
+
+PARTS = {
+    "status": status,
+    "dispatch": dispatch,
+    "transfer": transfer,
+    "train": train,
+    "compile": compile_once,
+    "deserialize": deserialize,
+}
