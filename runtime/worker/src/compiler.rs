@@ -9,7 +9,7 @@ use std::{
 
 use bytes::Bytes;
 use tokio::sync::Semaphore;
-use waystation_cache::{Cache, Entry, Key, KeyInputs};
+use waystation_cache::{Cache, Entry, Key, KeyInputs, Treatment};
 use waystation_pjrt::{Buffer, Client, LoadedExecutable, MemoryStats};
 use waystation_proto::{
     tensorflow::{StatusProto, error::Code},
@@ -110,7 +110,8 @@ pub(crate) struct Compiler {
     cache: Cache,
     identity: Identity,
     counters: Arc<Counters>,
-    turns: Semaphore,
+    compiles: Semaphore,
+    loads: Semaphore,
     loaded: Mutex<HashMap<Name, Weak<Loaded>>>,
 }
 
@@ -127,7 +128,8 @@ impl Compiler {
             cache,
             identity,
             counters,
-            turns: Semaphore::new(compiles.max(1)),
+            compiles: Semaphore::new(compiles.max(1)),
+            loads: Semaphore::new(compiles.max(1)),
             loaded: Mutex::default(),
         }
     }
@@ -166,9 +168,8 @@ impl Compiler {
                 let (this, fresh) = (Arc::clone(self), Arc::clone(&fresh));
                 let (program, options) = (program.clone(), prepared.plugin_options.clone());
                 async move {
-                    let (executable, entry) = this
-                        .in_turn(move |this| this.compile(&program, &options, shape))
-                        .await?;
+                    let compile = move |this: &Compiler| this.compile(&program, &options, shape);
+                    let (executable, entry) = this.in_turn(&this.compiles, compile).await?;
                     *fresh.lock().unwrap_or_else(PoisonError::into_inner) = Some(executable);
                     Ok::<Entry, StatusProto>(entry)
                 }
@@ -183,7 +184,7 @@ impl Compiler {
         if let Some(loaded) = self.share(&name) {
             return Ok(loaded);
         }
-        let error = match self.deserialize(&entry, &options).await {
+        let error = match self.deserialize(&entry, &options, &name.1).await {
             Ok(executable) => {
                 return Ok(self.keep(name, executable, entry.info.clone(), program, options));
             }
@@ -195,10 +196,15 @@ impl Compiler {
             origin = origin.as_str(),
             "a cached executable does not load; compiling"
         );
-        self.cache.reject(&name.0);
+        // A plugin that cannot load at all says nothing about the entry.
+        if error.code != Code::Unimplemented as i32 {
+            self.cache.reject(&name.0);
+        }
         let (source, with) = (program.clone(), options.clone());
         let (executable, entry) = self
-            .in_turn(move |this| this.compile(&source, &with, shape))
+            .in_turn(&self.compiles, move |this| {
+                this.compile(&source, &with, shape)
+            })
             .await?;
         Ok(self.keep(name, executable, entry.info, program, options))
     }
@@ -226,6 +232,9 @@ impl Compiler {
     }
 
     fn share(&self, name: &Name) -> Option<Arc<Loaded>> {
+        if matches!(name.0.treatment(), Treatment::Uncacheable { .. }) {
+            return None;
+        }
         self.loaded
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -258,10 +267,10 @@ impl Compiler {
     /// Runs `work` on a thread that may block, when it has its turn.
     async fn in_turn<T: Send + 'static>(
         self: &Arc<Self>,
+        turns: &Semaphore,
         work: impl FnOnce(&Compiler) -> Result<T, StatusProto> + Send + 'static,
     ) -> Result<T, StatusProto> {
-        let _turn = self
-            .turns
+        let _turn = turns
             .acquire()
             .await
             .map_err(|_| status::of(Code::Cancelled, "the worker is going down"))?;
@@ -312,15 +321,33 @@ impl Compiler {
         self: &Arc<Self>,
         entry: &Arc<Entry>,
         options: &[u8],
+        devices: &[i32],
     ) -> Result<LoadedExecutable, StatusProto> {
-        let (entry, options) = (Arc::clone(entry), options.to_vec());
-        self.in_turn(move |this| {
+        let (entry, options, devices) = (Arc::clone(entry), options.to_vec(), devices.to_vec());
+        self.in_turn(&self.loads, move |this| {
             let begun = Instant::now();
             let executable = this
                 .client
                 .deserialize(&entry.executable, Some(&options))
                 .map_err(|error| status::of_plugin(&error, 0))?;
             counters::add_time(&this.counters.load_nanos, begun.elapsed());
+            // What follows trusts these two, and a plugin might take the entry and pass over the options.
+            if executable.device_ids() != devices {
+                return Err(status::unimplemented(format!(
+                    "the plugin loads for devices {:?} where {devices:?} are asked for",
+                    executable.device_ids()
+                )));
+            }
+            if executable.num_outputs() != entry.info.results.len() {
+                return Err(status::of(
+                    Code::FailedPrecondition,
+                    format!(
+                        "the entry describes {} results and holds {}",
+                        entry.info.results.len(),
+                        executable.num_outputs()
+                    ),
+                ));
+            }
             Ok(executable)
         })
         .await

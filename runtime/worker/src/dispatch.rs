@@ -1,7 +1,11 @@
 //! The dispatch thread: the one place that touches shards, executables and waiting ops. It calls the plugin itself, so ops
 //! take effect in stream order without a lock, and it never waits for bytes, compiles or executions.
 
-use std::{sync::Arc, thread::JoinHandle};
+use std::{
+    sync::Arc,
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
 
 use crossbeam_channel::Receiver;
 use waystation_proto::{
@@ -15,6 +19,9 @@ use crate::{
     session::Session,
     status,
 };
+
+/// An event that takes longer is noted in the log.
+const SLOW: Duration = Duration::from_millis(20);
 
 /// Starts the thread. It ends with [`Event::Stop`].
 pub(crate) fn start(core: Arc<Core>, events: Receiver<Event>) -> std::io::Result<JoinHandle<()>> {
@@ -30,7 +37,13 @@ pub(crate) fn start(core: Arc<Core>, events: Receiver<Event>) -> std::io::Result
                 if matches!(event, Event::Stop) {
                     break;
                 }
+                let begun = Instant::now();
                 dispatch.handle(event);
+                let took = begun.elapsed();
+                if took > SLOW {
+                    // All other ops waited: the plugin blocks its caller, or does large copies itself.
+                    tracing::debug!(?took, "one event held up the dispatch thread");
+                }
             }
         })
 }

@@ -115,10 +115,10 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
         .map(|manager| tokio::spawn(register::stay_registered(manager, hello, stop.clone())));
 
     let grace = core.limits.grace;
-    let died = watch_thread(thread);
+    let mut died = std::pin::pin!(watch_thread(thread));
     let ended = tokio::select! {
         ended = server => ended.map_err(Error::Server),
-        what = died => Err(Error::Dispatch { what }),
+        what = &mut died => return Err(Error::Dispatch { what }),
         // Calls that do not end by themselves are dropped with the server.
         () = async { stop.cancelled().await; tokio::time::sleep(grace).await } => Ok(()),
     };
@@ -126,9 +126,13 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
     if let Some(registration) = registration {
         registration.abort();
     }
-    // The thread is gone already when it is what ended the worker.
+    // Only a thread that is gone takes no event.
     let _ = core.events.send(Event::Stop);
     core.compiler.cache().shutdown(grace).await;
+    // The process must not end inside a call of the plugin.
+    if tokio::time::timeout(grace, died).await.is_err() {
+        tracing::warn!("the plugin still works on the last op; the worker ends without it");
+    }
     ended
 }
 
@@ -193,6 +197,6 @@ async fn watch_thread(thread: std::thread::JoinHandle<()>) -> String {
                 Err(_) => "has panicked; this is a defect of waystation".to_owned(),
             };
         }
-        tokio::time::sleep(Duration::from_millis(250)).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }

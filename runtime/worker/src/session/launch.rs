@@ -50,6 +50,8 @@ struct Launch {
 }
 
 struct InFlight {
+    /// Not to be destroyed while it runs.
+    _loaded: Arc<Loaded>,
     origin: Rc<Origin>,
     /// What made the inputs: a failure there is the cause of one here.
     causes: Vec<Rc<Origin>>,
@@ -287,6 +289,7 @@ impl Session {
             .map(|shard| Rc::clone(&shard.origin))
             .collect();
         let record = InFlight {
+            _loaded: Arc::clone(&launch.loaded),
             origin: Rc::clone(&launch.origin),
             causes,
             watch: launch.watch,
@@ -305,6 +308,7 @@ impl Session {
             origin,
             causes,
             watch,
+            ..
         }) = self.launches.in_flight.remove(&sequence)
         else {
             return;

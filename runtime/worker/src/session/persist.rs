@@ -9,7 +9,7 @@ use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use tokio::sync::oneshot;
 use waystation_checkpoint::within;
-use waystation_pjrt::HostBytes;
+use waystation_pjrt::Buffer;
 use waystation_proto::{
     tensorflow::{StatusProto, error::Code},
     waystation::worker::{Answer, RestoreArrays, SaveArrays, Target},
@@ -21,7 +21,7 @@ use crate::{
     counters,
     persist::{self, Boxes, Pieces},
     status::{self, Fault},
-    table::{Shard, Slot, Value},
+    table::{Origin, Shard, Slot, Value},
 };
 
 /// Pieces that one save or restore has under way at the same time, bounds of bytes apart.
@@ -200,44 +200,64 @@ impl Session {
         });
     }
 
-    /// Puts an array's boxes on their devices.
+    /// Fills an array's shards.
     fn restored(
         &mut self,
         array: &Arriving,
-        boxes: Result<Vec<Bytes>, Fault>,
+        buffers: Result<Vec<Buffer>, Fault>,
     ) -> Result<(), Fault> {
         let slots = self.take_produced(array.producer);
-        let boxes = match boxes {
-            Ok(boxes) => boxes,
+        let buffers = match buffers {
+            Ok(buffers) => buffers,
             Err(fault) => {
                 self.fail_all(&slots, &fault);
                 return Err(fault);
             }
         };
-        let hosts: Vec<HostBytes> = boxes
-            .into_iter()
-            .map(|bytes| Arc::new(bytes) as HostBytes)
-            .collect();
-        let mut all = Ok(());
-        let targets = array.targets.iter().zip(&array.boxes.of_target);
-        for ((target, &index), slot) in targets.zip(&slots) {
-            let made = match (hosts.get(index), array.boxes.domains.get(index)) {
-                (Some(host), Some(domain)) => {
-                    counters::add(
-                        &self.core.counters.restored_bytes,
-                        (**host).as_ref().len() as u64,
-                    );
-                    let element = array.boxes.dtype.element;
-                    self.make_shard(host, element, &domain.shape, target, array.user_context)
-                }
-                _ => Err(Arc::new(status::invalid("a box of a restore is missing"))),
-            };
-            if let (Err(fault), Ok(())) = (&made, &all) {
-                all = Err(Arc::clone(fault));
-            }
-            self.resolve(slot, made);
+        for (buffer, slot) in buffers.into_iter().zip(&slots) {
+            let shard = self.shard_of(buffer, Origin::new(array.user_context));
+            self.resolve(slot, Ok(shard));
         }
-        all
+        Ok(())
+    }
+}
+
+impl Arriving {
+    /// Reads the boxes and makes the shards of them.
+    async fn fetch(
+        &self,
+        core: &Arc<Core>,
+        limit: Option<Duration>,
+    ) -> Result<Vec<Buffer>, StatusProto> {
+        let _room = core.stage(self.boxes.bytes).await?;
+        let (array, domains) = (&self.boxes.array, &self.boxes.domains);
+        let read = core.checkpoints.restore(array, domains);
+        let read = within(limit, "restoring an array", read).await;
+        let boxes = read.map_err(|error| persist::of_checkpoint(&error))?;
+        let targets: Vec<(Target, Bytes, Vec<i64>)> = self
+            .targets
+            .iter()
+            .zip(&self.boxes.of_target)
+            .filter_map(|(target, &index)| {
+                let (bytes, domain) = (boxes.get(index)?, domains.get(index)?);
+                Some((target.clone(), bytes.clone(), domain.shape.clone()))
+            })
+            .collect();
+        let (core, element) = (Arc::clone(core), self.boxes.dtype.element);
+        // The plugin may copy the bytes, which takes as long as they are many.
+        let made = tokio::task::spawn_blocking(move || {
+            let one = |(target, bytes, dims): (Target, Bytes, Vec<i64>)| {
+                counters::add(&core.counters.restored_bytes, bytes.len() as u64);
+                let memory = core.memory(target.device, &target.memory_kind)?;
+                let made =
+                    core.client
+                        .buffer_from_host(Arc::new(bytes), element, &dims, None, memory);
+                made.map_err(|error| status::of_plugin(&error, 0))
+            };
+            targets.into_iter().map(one).collect()
+        });
+        made.await
+            .map_err(|error| status::of(Code::Unknown, format!("a restore broke off: {error}")))?
     }
 }
 
@@ -304,21 +324,13 @@ async fn restore_all(
     let results: Vec<Result<(), StatusProto>> = stream::iter(arrays)
         .map(|array| async move {
             let left = limit.map(|at| at.saturating_duration_since(tokio::time::Instant::now()));
-            let read = async {
-                let _room = core.stage(array.boxes.bytes).await?;
-                let read = core
-                    .checkpoints
-                    .restore(&array.boxes.array, &array.boxes.domains);
-                let read = within(left, "restoring an array", read).await;
-                read.map_err(|error| persist::of_checkpoint(&error))
-            };
-            let read = read.await;
             let user_context = array.user_context;
-            let read = read.map_err(|status| Arc::new(status::with_context(status, user_context)));
+            let made = array.fetch(core, left).await;
+            let made = made.map_err(|status| Arc::new(status::with_context(status, user_context)));
             let (sender, placed) = oneshot::channel();
             core.post(serial, move |session| {
                 // Nobody listens when the session's other half is gone.
-                let _ = sender.send(session.restored(&array, read));
+                let _ = sender.send(session.restored(&array, made));
             });
             let placed = placed.await.map_err(|_| session_over())?;
             placed.map_err(Arc::unwrap_or_clone)

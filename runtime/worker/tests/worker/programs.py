@@ -56,4 +56,5 @@ write("two_results", lambda x, y: (x + y, x.astype(jnp.int32)), array(2), array(
 write("pick_first", lambda x, y: x + y, array(1024), array(1))
 write("slow", slow, array(1 << 18))
 write("sum_of_all", lambda x: x + x.sum(), array(16, 2, sharding=ROWS), devices=range(8), out_shardings=ROWS)
+write("too_large", lambda x: jnp.broadcast_to(x, (1 << 40, 16)), array(16))
 write("unknown_call", lambda x: jax.ffi.ffi_call("no_such_target", array(4))(x), array(4))

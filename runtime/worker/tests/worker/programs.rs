@@ -256,6 +256,36 @@ async fn wrong_executions_fail_with_their_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_program_that_fails_at_run_time_fails_what_depends_on_it() {
+    let worker = Worker::start().await;
+    let mut session = worker.session(1).await;
+    session.compile(50, "too_large", &[0]).await.unwrap();
+    session.compile(51, "add_one", &[0]).await.unwrap();
+    session.put(1, 0, &[1.0; 16]).await;
+    session.put(2, 0, &[1.0; 4]).await;
+    session
+        .send(op::Op::Execute(Execute {
+            watch: 5,
+            ..execute(50, &[1], 10, 1)
+        }))
+        .await;
+    session.execute(51, &[10], 11, 1).await;
+    let status = session.watched(5).await.unwrap_err();
+    assert_eq!(
+        status.code,
+        Code::ResourceExhausted as i32,
+        "the plugin's own code: {status:?}"
+    );
+    // The request that failed is named, not the one that needed its result.
+    assert_eq!(user_context(&status), Some("98"), "{status:?}");
+    assert_eq!(session.read(11).await.unwrap_err(), status);
+    assert_eq!(session.watch(&[2, 11]).await.unwrap_err(), status);
+    session.execute(51, &[2], 12, 1).await;
+    assert_eq!(session.read_f32(12).await, [2.0; 4]);
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_equal_program_is_shared() {
     let worker = Worker::start().await;
     let mut session = worker.session(1).await;
@@ -375,6 +405,7 @@ fn execute(executable: u64, args: &[u64], first_result: u64, num_results: u32) -
         args: args.to_vec(),
         first_result,
         num_results,
+        user_context: 98,
         ..Execute::default()
     }
 }
