@@ -10,7 +10,11 @@ use waystation_stablehlo::{
     wire::Message,
 };
 
-use super::{Error, flags, options::read};
+use super::{
+    Error,
+    flags::{self, Override},
+    options::read,
+};
 
 const XLA_DUMP_TO: u32 = 109;
 const XLA_DUMP_HLO_AS_TEXT: u32 = 112;
@@ -139,7 +143,17 @@ pub fn with_dump(plugin_options: &[u8], directory: &Path) -> Result<Vec<u8>, Err
         "executable_build_options",
     )?;
     let mut build = read("ExecutableBuildOptionsProto", &build)?;
-    let debug = super::options::part(&build, DEBUG_OPTIONS, "debug_options")?;
+    let debug = super::options::message_of(&build, DEBUG_OPTIONS, "debug_options")?;
+    let Some(debug) = debug else {
+        // An empty message would set every other option to zero, so here they are overrides after all.
+        for (name, value) in [
+            ("xla_dump_to", directory_text),
+            ("xla_dump_hlo_as_text", "true"),
+        ] {
+            options.push_bytes(ENV_OPTION_OVERRIDES, &Override::new(name, value).encode());
+        }
+        return Ok(options.encode());
+    };
     let mut debug = read("DebugOptions", &debug)?;
     strip_dumps(&mut debug);
     debug.push_bytes(XLA_DUMP_TO, directory_text.as_bytes());

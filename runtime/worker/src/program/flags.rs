@@ -22,6 +22,13 @@ pub(super) struct Override {
 }
 
 impl Override {
+    pub(super) fn new(name: &str, value: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            value: value.to_owned(),
+        }
+    }
+
     /// Reads `--xla_name=value`, `--xla-name=value` or, for `true`, `--xla_name`.
     pub(super) fn parse(flag: &str) -> Result<Self, Error> {
         let invalid = || Error::Flag {

@@ -79,11 +79,17 @@ pub fn prepare(
         .iter()
         .map(|id| local(*id).ok_or(Error::NotLocal { id: *id }));
     let local_ids = local_ids.collect::<Result<Vec<_>, _>>()?;
-    let debug = part(&build, DEBUG_OPTIONS, "debug_options")?.into_owned();
-    let mut debug = read("DebugOptions", &debug)?;
+    // A client that sends none gets XLA's defaults. An empty message would not mean that: it sets every option to zero.
+    let debug = message_of(&build, DEBUG_OPTIONS, "debug_options")?.map(Cow::into_owned);
+    let mut debug = debug
+        .as_deref()
+        .map(|bytes| read("DebugOptions", bytes))
+        .transpose()?;
 
-    dump::strip_client(&mut debug);
-    build.set_bytes(DEBUG_OPTIONS, &debug.encode());
+    if let Some(debug) = &mut debug {
+        dump::strip_client(debug);
+        build.set_bytes(DEBUG_OPTIONS, &debug.encode());
+    }
     let assignment = DeviceAssignment {
         num_replicas,
         num_partitions,
@@ -99,12 +105,14 @@ pub fn prepare(
     override_options(&mut message, xla_flags)?;
     let plugin_options = message.encode();
 
-    dump::strip_for_key(&mut debug);
-    for map in DEBUG_MAPS {
-        debug.sort_occurrences(map, flags::map_key);
+    if let Some(debug) = &mut debug {
+        dump::strip_for_key(debug);
+        for map in DEBUG_MAPS {
+            debug.sort_occurrences(map, flags::map_key);
+        }
+        debug.sort_by_number();
+        build.set_bytes(DEBUG_OPTIONS, &debug.encode());
     }
-    debug.sort_by_number();
-    build.set_bytes(DEBUG_OPTIONS, &debug.encode());
     build.set_bytes(DEVICE_ASSIGNMENT, &shape_only(&assignment));
     build.sort_by_number();
     message.set_bytes(EXECUTABLE_BUILD_OPTIONS, &build.encode());
@@ -156,10 +164,18 @@ pub(super) fn part<'m>(
     number: u32,
     part: &'static str,
 ) -> Result<Cow<'m, [u8]>, Error> {
-    let bytes = message
+    Ok(message_of(message, number, part)?.unwrap_or_default())
+}
+
+/// A submessage, where it is there.
+pub(super) fn message_of<'m>(
+    message: &'m Message<'_>,
+    number: u32,
+    part: &'static str,
+) -> Result<Option<Cow<'m, [u8]>>, Error> {
+    message
         .message(number)
-        .map_err(|source| Error::Options { part, source })?;
-    Ok(bytes.unwrap_or_default())
+        .map_err(|source| Error::Options { part, source })
 }
 
 #[cfg(test)]

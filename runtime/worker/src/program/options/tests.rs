@@ -359,3 +359,26 @@ proptest! {
         }
     }
 }
+
+/// An empty `DebugOptions` sets every option to zero, and XLA then refuses to compile.
+#[test]
+fn debug_options_that_are_not_there_stay_away() {
+    let mut build = Message::default();
+    build.push_varint(NUM_REPLICAS, 1);
+    build.push_varint(NUM_PARTITIONS, 1);
+    let mut options = Message::default();
+    options.push_bytes(EXECUTABLE_BUILD_OPTIONS, &build.encode());
+    let prepared = prepare(&options.encode(), &[0], Some, &[]).expect("valid");
+    let dumping = dump::with_dump(&prepared.plugin_options, Path::new("/tmp/dump")).expect("valid");
+    for options in [&prepared.plugin_options, &prepared.key_options, &dumping] {
+        let options = Message::parse(options).expect("options");
+        let build = options
+            .message(EXECUTABLE_BUILD_OPTIONS)
+            .expect("build")
+            .expect("there")
+            .into_owned();
+        let build = Message::parse(&build).expect("build");
+        assert_eq!(build.message(DEBUG_OPTIONS).expect("readable"), None);
+    }
+    assert!(contains(&dumping, "xla_dump_to") && contains(&dumping, "/tmp/dump"));
+}
