@@ -86,8 +86,10 @@ impl Worker {
     pub(crate) async fn start_with(cache: waystation_cache::Config, limits: Limits) -> Worker {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("an address").to_string();
+        // Another plugin's name or path, to see how it differs.
+        let spec = std::env::var("WAYSTATION_TEST_PLUGIN").unwrap_or_else(|_| "cpu".to_owned());
         let plugin =
-            waystation_pjrt::discover::resolve("cpu", Some(&python())).expect("the CPU plugin");
+            waystation_pjrt::discover::resolve(&spec, Some(&python())).expect("the plugin");
         let config = Config {
             listener,
             advertise: None,
