@@ -138,6 +138,11 @@ impl Shard {
             counters: Arc::clone(counters),
         }
     }
+
+    /// What the buffer takes on its device.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
 }
 
 impl Drop for Shard {

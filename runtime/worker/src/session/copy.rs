@@ -29,11 +29,18 @@ impl Session {
         self.when(&[source], move |session| match from.value() {
             Value::Pending { .. } => {}
             Value::Failed(fault) => session.resolve(&slot, Err(fault)),
-            Value::Ready(shard) => session.copy_shard(&shard, &target, slot, user_context),
+            Value::Ready(shard) => session.copy_shard(&from, &shard, &target, slot, user_context),
         });
     }
 
-    fn copy_shard(&mut self, shard: &Shard, target: &Target, slot: Rc<Slot>, user_context: u64) {
+    fn copy_shard(
+        &mut self,
+        source: &Rc<Slot>,
+        shard: &Shard,
+        target: &Target,
+        slot: Rc<Slot>,
+        user_context: u64,
+    ) {
         let memory = match self.core.memory(target.device, &target.memory_kind) {
             Ok(memory) => memory,
             Err(status) => {
@@ -54,9 +61,15 @@ impl Session {
                 tracing::debug!(%error, "the plugin does not copy between these memories; the copy goes over the host");
                 let dims = shard.buffer.dims().to_vec();
                 match Dtype::of_element(shard.buffer.element_type()) {
-                    Ok(dtype) => {
-                        self.copy_over_host(shard, target.clone(), slot, dtype, dims, user_context)
-                    }
+                    Ok(dtype) => self.copy_over_host(
+                        source,
+                        shard,
+                        target.clone(),
+                        slot,
+                        dtype,
+                        dims,
+                        user_context,
+                    ),
                     Err(status) => self.resolve(&slot, Err(Arc::new(status))),
                 }
             }
@@ -81,15 +94,17 @@ impl Session {
                     Err(Arc::new(status::with_context(status, user_context))),
                 ),
                 Ok(dtype) => {
-                    session.copy_over_host(&shard, target, slot, dtype, dims, user_context)
+                    session.copy_over_host(&from, &shard, target, slot, dtype, dims, user_context)
                 }
             },
         });
     }
 
     /// Makes a shard from another one's host bytes.
+    #[expect(clippy::too_many_arguments, reason = "the pieces of one op")]
     fn copy_over_host(
         &mut self,
+        source: &Rc<Slot>,
         shard: &Shard,
         target: Target,
         slot: Rc<Slot>,
@@ -99,7 +114,7 @@ impl Session {
     ) {
         let producer = self.produce(vec![slot]);
         let (core, serial) = (Arc::clone(&self.core), self.serial);
-        self.read_host(shard, move |result| {
+        self.read_host(source, shard, move |result| {
             core.post(serial, move |session| {
                 let host = result.map(|host| Arc::new(host) as HostBytes);
                 for slot in session.take_produced(producer) {

@@ -119,13 +119,13 @@ impl Session {
         piece: usize,
         bytes: oneshot::Sender<Result<Bytes, Fault>>,
     ) {
-        if let Some((_, shard)) = self.saves.0.get(&(save, piece)) {
-            self.read_host(shard, move |result| {
+        if let Some((slot, shard)) = self.saves.0.get(&(save, piece)).cloned() {
+            self.read_host(&slot, &shard, move |result| {
                 // A save that has failed or run out of time takes no more pieces.
                 let _ = bytes.send(result.map(Bytes::from_owner));
             });
         }
-        // The plugin has the copy under way: from here on it keeps the buffer itself.
+        // The copy is under way, and keeps the buffer itself.
         self.let_go(save, piece);
     }
 

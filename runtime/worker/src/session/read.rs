@@ -4,7 +4,7 @@ use std::{collections::HashMap, rc::Rc, sync::Arc};
 
 use bytes::Bytes;
 use tokio::sync::oneshot;
-use waystation_pjrt::AlignedBytes;
+use waystation_pjrt::{AlignedBytes, Buffer};
 use waystation_proto::{
     tensorflow::StatusProto,
     waystation::worker::{Read, ReadDone, reply},
@@ -16,8 +16,11 @@ use crate::{
     dtype::Dtype,
     geometry, host,
     status::{self, Fault},
-    table::{Shard, Value},
+    table::{Shard, Slot, Value},
 };
+
+/// Shards up to this size are copied to the host on the dispatch thread; a task would cost more.
+const COPY_HERE_BYTES: u64 = 128 << 10;
 
 /// Transfers from this worker by id.
 #[derive(Default)]
@@ -74,16 +77,22 @@ impl Session {
         self.when(&[slot], move |session| match wanted.value() {
             Value::Pending { .. } => {}
             Value::Failed(fault) => session.read_done(transfer, Err(fault)),
-            Value::Ready(shard) => session.read_shard(transfer, &shard, strides),
+            Value::Ready(shard) => session.read_shard(transfer, &wanted, &shard, strides),
         });
     }
 
-    fn read_shard(&mut self, transfer: u64, shard: &Shard, strides: Option<Vec<i64>>) {
+    fn read_shard(
+        &mut self,
+        transfer: u64,
+        slot: &Rc<Slot>,
+        shard: &Shard,
+        strides: Option<Vec<i64>>,
+    ) {
         let (core, serial) = (Arc::clone(&self.core), self.serial);
         let runtime = self.core.runtime.clone();
         let dims = shard.buffer.dims().to_vec();
         let element = Dtype::of_element(shard.buffer.element_type()).map(|dtype| dtype.host_bytes);
-        self.read_host(shard, move |result| {
+        self.read_host(slot, shard, move |result| {
             let strided = strides.filter(|strides| {
                 !element
                     .as_ref()
@@ -107,24 +116,32 @@ impl Session {
         });
     }
 
-    /// Copies a shard's bytes to the host, dense and row-major; `then` runs on a thread of the plugin.
+    /// Copies a shard's bytes to the host, dense and row-major; `then` runs on another thread, or on this one when the
+    /// copy fails to begin.
     pub(super) fn read_host(
-        &self,
+        &mut self,
+        slot: &Rc<Slot>,
         shard: &Shard,
         then: impl FnOnce(Result<AlignedBytes, Fault>) + Send + 'static,
     ) {
         let user_context = shard.origin.user_context;
-        let fault =
-            move |error: waystation_pjrt::Error| Arc::new(status::of_plugin(&error, user_context));
-        let begun = shard
-            .buffer
-            .host_bytes()
-            .and_then(AlignedBytes::zeroed)
-            .and_then(|destination| shard.buffer.to_host(destination));
-        match begun {
-            Ok(copy) => copy.on_ready(move |result| then(result.map_err(fault))),
-            Err(error) => then(Err(fault(error))),
+        if shard.bytes() <= COPY_HERE_BYTES {
+            copy_to_host(&shard.buffer, user_context, then);
+            return;
         }
+        // A CPU plugin copies on the caller's thread. Until it has begun, no execution may take the buffer over.
+        slot.hold();
+        let reader = self.produce(vec![Rc::clone(slot)]);
+        let (core, serial) = (Arc::clone(&self.core), self.serial);
+        let buffer = shard.buffer.clone();
+        self.core.runtime.spawn_blocking(move || {
+            copy_to_host(&buffer, user_context, then);
+            core.post(serial, move |session| {
+                for slot in session.take_produced(reader) {
+                    slot.unhold();
+                }
+            });
+        });
     }
 
     fn read_done(&mut self, transfer: u64, result: Result<Bytes, Fault>) {
@@ -210,6 +227,23 @@ impl Session {
                 let _ = fetch.send(Err(Arc::clone(&fault)));
             }
         }
+    }
+}
+
+fn copy_to_host(
+    buffer: &Buffer,
+    user_context: u64,
+    then: impl FnOnce(Result<AlignedBytes, Fault>) + Send + 'static,
+) {
+    let fault =
+        move |error: waystation_pjrt::Error| Arc::new(status::of_plugin(&error, user_context));
+    let begun = buffer
+        .host_bytes()
+        .and_then(AlignedBytes::zeroed)
+        .and_then(|destination| buffer.to_host(destination));
+    match begun {
+        Ok(copy) => copy.on_ready(move |result| then(result.map_err(fault))),
+        Err(error) => then(Err(fault(error))),
     }
 }
 

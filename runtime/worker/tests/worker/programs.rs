@@ -8,7 +8,7 @@ use waystation_proto::{
 };
 use waystation_worker::Limits;
 
-use crate::support::{Worker, target, user_context};
+use crate::support::{Worker, floats, target, user_context};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_chain_of_executions_needs_no_waiting() {
@@ -152,6 +152,38 @@ async fn donated_arrays_are_gone_and_readers_still_get_them() {
         .await;
     assert_eq!(session.read_f32(3).await, [3.0; 1024]);
     assert_eq!(session.read_f32(4).await, [4.0; 1024]);
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_step_of_a_large_donated_array_can_be_read() {
+    let worker = Worker::start().await;
+    let mut session = worker.session(1).await;
+    session.compile(50, "take_over_large", &[0]).await.unwrap();
+    session
+        .put_bytes(
+            100,
+            0,
+            PrimitiveType::F32,
+            &[1 << 20],
+            None,
+            vec![0; 4 << 20],
+        )
+        .await;
+    let mut reads = Vec::new();
+    for step in 0..20 {
+        reads.push(session.start_read(100 + step).await);
+        session.execute(50, &[100 + step], 101 + step, 1).await;
+    }
+    for (step, read) in (0..).zip(reads) {
+        let values = floats(&session.end_read(read).await.unwrap());
+        assert_eq!(values.len(), 1 << 20);
+        assert!(
+            values.iter().all(|&value| value == f64::from(step) as f32),
+            "step {step}"
+        );
+    }
+    worker.status_becomes(|status| status.shards == 1).await;
     worker.stop().await;
 }
 
