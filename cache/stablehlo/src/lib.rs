@@ -13,7 +13,9 @@ mod cursor;
 mod error;
 mod ir;
 mod schema;
+mod sizes;
 
 pub use digest::{Refusal, digest};
 pub use error::Error;
 pub use signature::{Signature, main_signature};
+pub use sizes::oversized_array;

@@ -4,7 +4,8 @@ mod types;
 
 use std::collections::BTreeMap;
 
-use self::types::{Types, type_entry};
+use self::types::Types;
+pub(crate) use self::types::{is_tensor, type_entry};
 
 use crate::{
     artifact::{Artifact, lookup},

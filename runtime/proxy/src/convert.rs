@@ -8,6 +8,7 @@ use waystation_proto::xla::{
         HloShardingProto, OpaqueShardingProto, Serialized, ShapeProto, ShardingProto,
         SingleDeviceShardingProto, d_type_proto::Kind,
     },
+    op_sharding,
 };
 
 use crate::status::{self, Status};
@@ -153,6 +154,8 @@ impl Sharding {
             Tiling::Opaque(None) => Err(status::invalid_argument(
                 "the sharding does not say what shape its shards have",
             )),
+            // Each device holds a part of a sum over the whole shape.
+            Tiling::Op(_) if self.is_unreduced() => Ok(vec![dims.to_vec(); self.devices.len()]),
             Tiling::Op(op) => {
                 let bad = |e: waystation_checkpoint::Error| {
                     status::invalid_argument(format!(
@@ -174,8 +177,14 @@ impl Sharding {
 
     /// True where every piece is the whole array.
     pub(crate) fn is_fully_replicated(&self, dims: &[i64]) -> bool {
-        self.shard_dims(dims)
-            .is_ok_and(|shards| shards.iter().all(|shard| shard == dims))
+        !self.is_unreduced()
+            && self
+                .shard_dims(dims)
+                .is_ok_and(|shards| shards.iter().all(|shard| shard == dims))
+    }
+
+    fn is_unreduced(&self) -> bool {
+        matches!(&self.tiling, Tiling::Op(op) if op.r#type() == op_sharding::Type::Unreduced)
     }
 
     /// As a reply carries it.
@@ -371,7 +380,7 @@ mod tests {
             devices: vec![3, 1],
             memory_kind: Some("device".into()),
             tiling: Tiling::Op(Box::new(OpSharding {
-                r#type: waystation_proto::xla::op_sharding::Type::Other as i32,
+                r#type: op_sharding::Type::Other as i32,
                 tile_assignment_dimensions: vec![2, 1],
                 iota_reshape_dims: vec![2],
                 iota_transpose_perm: vec![0],
@@ -387,6 +396,18 @@ mod tests {
             vec![vec![3, 4], vec![2, 4]]
         );
         assert!(!sharding_in.is_fully_replicated(&[5, 4]));
+        let unreduced = Sharding {
+            tiling: Tiling::Op(Box::new(OpSharding {
+                r#type: op_sharding::Type::Unreduced as i32,
+                ..Default::default()
+            })),
+            ..sharding_in.clone()
+        };
+        assert_eq!(
+            unreduced.shard_dims(&[5, 4]).expect("fits"),
+            vec![vec![5, 4], vec![5, 4]]
+        );
+        assert!(!unreduced.is_fully_replicated(&[5, 4]));
         let broken = ShardingProto {
             serialized_sharding: Some(Serialized {
                 type_name: HLO_SHARDING.into(),

@@ -284,6 +284,11 @@ impl Compiler {
         options: &[u8],
         shape: (u32, u32),
     ) -> Result<(LoadedExecutable, Entry), StatusProto> {
+        if let Some(dims) = waystation_stablehlo::oversized_array(program) {
+            return Err(status::invalid(format!(
+                "the program has an array of shape {dims:?}, which has more bytes than 64 bits can count"
+            )));
+        }
         let begun = Instant::now();
         let failed = |error: waystation_pjrt::Error| status::of_plugin(&error, 0);
         let executable = self

@@ -37,6 +37,12 @@ def a_program_that_does_not_compile_fails_each_time():
 
 
 @check
+def a_shape_beyond_64_bits_ends_nobody():
+    raises(Exception, lambda: jnp.zeros((1 << 62, 1 << 10)))
+    works()
+
+
+@check
 def a_program_that_fails_when_run():
     def run():
         jax.block_until_ready(jax.jit(lambda x: jnp.broadcast_to(x, (TOO_MANY,)) + jnp.arange(TOO_MANY, dtype=jnp.float32))(1.0))

@@ -14,7 +14,7 @@ const MAX_TUPLE_DEPTH: usize = 8;
 const MAX_TYPES: usize = 1 << 20;
 
 /// A type's dialect, code and fields.
-pub(super) fn type_entry<'a>(
+pub(crate) fn type_entry<'a>(
     artifact: &Artifact<'a>,
     index: u64,
     at: &Cursor<'_>,
@@ -39,6 +39,14 @@ pub(super) fn type_entry<'a>(
     let fields = schema::decode(artifact, letters, &mut content)?;
     content.finish("bytes behind a type")?;
     Ok((family, code, fields))
+}
+
+/// True for the ranked tensors of both dialects, with an encoding or without.
+pub(crate) fn is_tensor(family: Family, code: u64) -> bool {
+    matches!(
+        (family, code),
+        (Family::Vhlo, 20 | 21) | (Family::Builtin, 13 | 14)
+    )
 }
 
 /// Decodes types under a bound on how many there may be.
@@ -95,8 +103,7 @@ impl<'s, 'a> Types<'s, 'a> {
                 Ok(ValueType::Tuple(self.values(elements, depth + 1)?))
             }
             // An encoding, where there is one, bounds dynamic dimensions; the shape stands beside it.
-            (Family::Vhlo, 20 | 21, [.., Field::Signeds(dims), Field::Type(element)])
-            | (Family::Builtin, 13 | 14, [.., Field::Signeds(dims), Field::Type(element)]) => {
+            (_, _, [.., Field::Signeds(dims), Field::Type(element)]) if is_tensor(family, code) => {
                 self.left = self
                     .left
                     .checked_sub(dims.len())
