@@ -5,9 +5,13 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pathwaysutils
 from harness import check, main, raises, server_only
 from jax.errors import JaxRuntimeError
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+# Before the first use of a device, as pathwaysutils wants it.
+pathwaysutils.initialize()
 
 
 def works():
@@ -100,30 +104,24 @@ def wrong_uses_are_refused_in_words():
 @check
 @server_only
 def colocated_python_is_refused_by_name():
-    from jax.experimental import colocated_python
+    # What jax.experimental.colocated_python sends, without its pickled function (which needs the package cloudpickle).
+    from jax.extend import ifrt_programs
 
-    @colocated_python.colocated_python
-    def double(x):
-        return x * 2
-
-    try:
-        cpus = colocated_python.colocated_cpu_devices(jax.devices())
-    except Exception as error:  # pylint: disable=broad-exception-caught
-        # JAX itself finds no colocated CPU devices in this cluster; it says so before it asks the server.
-        assert "colocated" in str(error).lower() or "cpu" in str(error).lower(), error
-        works()
-        return
-    x = jax.device_put(np.ones(8, np.float32), cpus[0])
-    raises(Exception, lambda: np.asarray(double(x)), "UNIMPLEMENTED")
+    programs = ifrt_programs.ifrt_programs
+    sharding = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("x",)), P())
+    specs = (jax.ShapeDtypeStruct((8,), jnp.float32, sharding=sharding),)
+    program = programs.make_colocated_python_program(
+        "double", b"pickle", sharding._internal_device_list, specs, specs  # pylint: disable=protected-access
+    )
+    options = programs.make_colocated_python_compile_options()
+    client = jax.devices()[0].client
+    raises(Exception, lambda: client.compile_ifrt_program(program, options), "UNIMPLEMENTED", "CustomCallProgram")
     works()
 
 
 @check
 @server_only
 def unknown_plugin_programs_are_refused():
-    import pathwaysutils
-
-    pathwaysutils.initialize()
     from pathwaysutils import plugin_executable
 
     for body in ['{"profileRequest": {"traceLocation": "gs://bucket/x"}}', '{"reshardRequest": {}}', "not json", "{}"]:
@@ -139,9 +137,6 @@ def unknown_plugin_programs_are_refused():
 @check
 @server_only
 def profiler_start_fails_with_a_clear_message():
-    import pathwaysutils
-
-    pathwaysutils.initialize()
     raises(Exception, lambda: jax.profiler.start_trace("gs://bucket/profile"), "")
     works()
 
