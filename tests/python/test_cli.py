@@ -15,6 +15,9 @@ from conftest import BINARY, base_environment, kill_group, wait_for
 
 USAGE = 64
 
+# Older JAX does not know the "proxy" platform by itself; pathwaysutils registers it.
+CONNECT = "import jax, pathwaysutils; pathwaysutils.initialize(); "
+
 
 def waystation(*arguments, timeout=60, env=None, **options):
     return subprocess.run(
@@ -202,7 +205,7 @@ def test_a_bucket_that_does_not_answer_is_one_warning(marker):
     """The job runs on memory."""
     done = waystation(
         "run", "--devices_per_worker", "2", "--gcs_scratch_location", "gs://waystation-no-such-bucket/x", "--",
-        sys.executable, "-c", "import jax; print('sum', jax.jit(lambda x: x + 1)(1))",
+        sys.executable, "-c", CONNECT + "print('sum', jax.jit(lambda x: x + 1)(1))",
         env={"MARKER": marker, "STORAGE_EMULATOR_HOST": "http://127.0.0.1:9", "GOOGLE_BASE_URL": "http://127.0.0.1:9"}, timeout=180,
     )  # fmt: skip
     assert done.returncode == 0 and "sum 2" in done.stdout, done.stderr[-3000:]
@@ -256,7 +259,7 @@ def test_kill_9_of_run_leaves_no_server(marker, tmp_path):
 
 
 def test_two_runs_at_once(marker):
-    code = "import jax; assert len(jax.devices()) == 2; print('sum', jax.jit(lambda x: x + 1)(1))"
+    code = CONNECT + "assert len(jax.devices()) == 2; print('sum', jax.jit(lambda x: x + 1)(1))"
     runs = [start(marker, "run", "--devices_per_worker", "2", "--", sys.executable, "-c", code) for _ in range(2)]
     for run in runs:
         output, errors = run.communicate(timeout=180)
@@ -283,7 +286,7 @@ def test_the_parts_started_by_hand(marker, tmp_path):
     worker, _ = part("worker", "--server-port", "0", f"--resource_manager_address={address}", "--devices=4")
     proxy, lines = part("proxy", "--server_port=0", f"--resource-manager-address={address}")
     client = subprocess.run(
-        [sys.executable, "-c", "import jax; print(len(jax.devices()), jax.jit(lambda x: x + 1)(1))"],
+        [sys.executable, "-c", CONNECT + "print(len(jax.devices()), jax.jit(lambda x: x + 1)(1))"],
         text=True, capture_output=True, timeout=120,
         env={**base_environment(), "JAX_PLATFORMS": "proxy", "JAX_BACKEND_TARGET": f"grpc://{lines[0]}",
              "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS": "true"},

@@ -9,7 +9,7 @@ from conftest import wait_for
 
 PRELUDE = """
 import json, os, sys, time
-import numpy as np, jax, jax.numpy as jnp
+import numpy as np, jax, jax.numpy as jnp, harness
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 def grid(n=8): return Mesh(np.array(jax.devices()[:n]), ("x",))
 def rows(): return NamedSharding(grid(), P("x"))

@@ -12,9 +12,17 @@ import time
 import traceback
 import urllib.request
 
+import jax
+
 MARK = "@@check "
 
 NATIVE = os.environ.get("JAX_PLATFORMS") != "proxy"
+
+if jax.version.__version_info__ < (0, 11):
+    # Older JAX does not know the "proxy" platform by itself; pathwaysutils registers it.
+    import pathwaysutils
+
+    pathwaysutils.initialize()
 
 _checks = []
 
