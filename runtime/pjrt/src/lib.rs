@@ -40,6 +40,7 @@ mod executable;
 mod execute;
 #[cfg(test)]
 mod fake;
+mod heap;
 mod host;
 mod plugin;
 mod sys;
@@ -54,6 +55,7 @@ pub use error::{Code, Error};
 pub use event::Event;
 pub use executable::{LoadedExecutable, MemoryStats};
 pub use execute::{ExecuteOptions, Execution};
+pub use heap::release_free_heap;
 pub use host::{AlignedBytes, HostBytes};
 pub use plugin::Plugin;
 pub use transfer::to_host::ToHost;

@@ -19,6 +19,7 @@ mod dispatch;
 mod dtype;
 mod error;
 mod geometry;
+mod heap;
 mod host;
 mod outbox;
 mod peers;

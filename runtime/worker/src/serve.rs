@@ -16,6 +16,7 @@ use crate::{
     counters::Counters,
     dispatch,
     error::Error,
+    heap,
     peers::{CONNECTION_WINDOW_BYTES, Peers, STREAM_WINDOW_BYTES},
     register,
     report::Report,
@@ -113,6 +114,8 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
     let registration = config
         .resource_manager
         .map(|manager| tokio::spawn(register::stay_registered(manager, hello, stop.clone())));
+
+    tokio::spawn(heap::watch(Arc::clone(&core.counters), stop.clone()));
 
     let grace = core.limits.grace;
     let mut died = std::pin::pin!(watch_thread(thread));

@@ -1,0 +1,71 @@
+//! Gives memory back to the system once many shards have been freed and the worker has come to rest at that.
+
+use std::{sync::Arc, sync::atomic::Ordering, time::Duration};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::counters::Counters;
+
+/// How often the accounted bytes are looked at.
+const INTERVAL: Duration = Duration::from_millis(500);
+/// What must have been freed since the last time: less is not worth the walk over the heap.
+const WORTH_BYTES: u64 = 32 << 20;
+
+/// Watches the accounted bytes until `stop` is cancelled.
+pub(crate) async fn watch(counters: Arc<Counters>, stop: CancellationToken) {
+    let mut level = Level::default();
+    let mut ticks = tokio::time::interval(INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            _ = ticks.tick() => {}
+        }
+        if level.has_fallen(counters.array_bytes.load(Ordering::Relaxed)) {
+            // Fails only when the runtime ends.
+            let _ = tokio::task::spawn_blocking(waystation_pjrt::release_free_heap).await;
+        }
+    }
+}
+
+/// The accounted bytes as they went up and down.
+#[derive(Debug, Default)]
+struct Level {
+    highest: u64,
+    last: u64,
+}
+
+impl Level {
+    /// Takes the next reading. True when much less is held than at the highest since the last time that this was true,
+    /// and it is no more than at the reading before: a loop that frees and allocates is left alone while it goes up.
+    fn has_fallen(&mut self, bytes: u64) -> bool {
+        self.highest = self.highest.max(bytes);
+        let settled = bytes <= self.last;
+        self.last = bytes;
+        let fallen = settled && self.highest - bytes >= WORTH_BYTES;
+        if fallen {
+            self.highest = bytes;
+        }
+        fallen
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Level;
+
+    #[test]
+    fn a_fall_is_seen_once() {
+        let mut level = Level::default();
+        let seen = [0, 64 << 20, 128 << 20, 0, 0, 1 << 20, 0].map(|bytes| level.has_fallen(bytes));
+        assert_eq!(seen, [false, false, false, true, false, false, false]);
+    }
+
+    #[test]
+    fn small_changes_and_what_goes_up_are_left_alone() {
+        let mut level = Level::default();
+        let seen = [100, 90 << 20, 80 << 20, 85 << 20, 70 << 20, 80 << 20]
+            .map(|bytes| level.has_fallen(bytes));
+        assert!(!seen.contains(&true), "{seen:?}");
+    }
+}
