@@ -1,9 +1,14 @@
-//! Threads for XLA's CPU client.
+//! What a worker's process needs in its environment from its start: variables that XLA's CPU client and the C library read
+//! once.
 //!
 //! The client runs every device's part of a program on one pool of `NPROC` threads, by default one a core or device. Parts
 //! of a collective hold their thread until all others have come. With several programs in flight the pool can then be full
 //! of parts that wait for parts that have no thread: XLA gives up after 40 s and aborts the process. Four threads a device
 //! leave room for the programs that the plugin lets be in flight.
+//!
+//! The client takes device memory from the C heap. glibc makes a heap for each of those threads, and keeps up to 64 MiB of
+//! freed memory at the end of each, out of reach of the call that gives memory back. With one heap for all
+//! (`MALLOC_ARENA_MAX=1`) everything freed can be given back; small blocks come from each thread's own store all the same.
 
 use std::{ffi::OsString, num::NonZero, os::unix::process::CommandExt as _, process::Command};
 
@@ -11,32 +16,36 @@ use crate::error::Failure;
 
 /// XLA's variable for the size of its thread pools.
 const NPROC: &str = "NPROC";
+/// glibc's variable for the number of its heaps.
+const ARENAS: &str = "MALLOC_ARENA_MAX";
 const THREADS_PER_DEVICE: usize = 4;
 /// What the CPU plugins make when they are not told.
 const DEFAULT_DEVICES: u32 = 4;
 
-/// Starts this process anew with `NPROC` set, unless it is set: XLA reads the variable when its library is loaded, and a
-/// process cannot safely change its own environment. Must come before anything is opened that a new start would lose;
-/// standard input and the process id stay.
+/// Starts this process anew with `NPROC` and `MALLOC_ARENA_MAX` set, unless they are set: they are read when libraries are
+/// loaded, and a process cannot safely change its own environment. Must come before anything is opened that a new start
+/// would lose; standard input and the process id stay.
 ///
 /// # Errors
 /// When the binary cannot be started again.
 pub(crate) fn ensure(devices: Option<u32>) -> Result<(), Failure> {
-    if std::env::var_os(NPROC).is_some() {
-        return Ok(());
-    }
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
     let threads = threads(cores, devices.unwrap_or(DEFAULT_DEVICES));
+    let wanted = [(NPROC, threads.to_string()), (ARENAS, "1".to_owned())];
+    let missing: Vec<_> = wanted
+        .into_iter()
+        .filter(|(name, _)| std::env::var_os(name).is_none())
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
     let binary = std::env::current_exe()
         .map_err(|e| Failure::because("this binary cannot be found again", &e))?;
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     // Returns only when it fails.
-    let failed = Command::new(binary)
-        .args(arguments)
-        .env(NPROC, threads.to_string())
-        .exec();
+    let failed = Command::new(binary).args(arguments).envs(missing).exec();
     Err(Failure::because(
-        "this binary cannot be started again with NPROC set",
+        "this binary cannot be started again with NPROC and MALLOC_ARENA_MAX set",
         &failed,
     ))
 }
