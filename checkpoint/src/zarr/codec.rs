@@ -7,12 +7,18 @@ use super::{Result, malformed};
 /// The zstd level that Orbax writes zarr v2 with.
 pub const ZSTD_LEVEL: i32 = 1;
 
+/// A frame's checksum (RFC 8878, 3.1.1).
+const CHECKSUM_BYTES: usize = 4;
+
 /// How a chunk is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Codec {
     /// The elements as they are.
     Raw,
-    /// One zstd frame with its content size and without a checksum.
+    /// One zstd frame with its content size and a checksum of the content.
+    ///
+    /// Orbax writes none, and a bit that flips in a block that zstd stored as it is then passes for data. Every zstd reader,
+    /// TensorStore's too, checks the checksum where there is one.
     Zstd {
         /// The compression level.
         level: i32,
@@ -28,7 +34,7 @@ impl Codec {
     pub fn bound(self, len: usize) -> usize {
         match self {
             Codec::Raw => len,
-            Codec::Zstd { .. } => zstd::zstd_safe::compress_bound(len),
+            Codec::Zstd { .. } => zstd::zstd_safe::compress_bound(len) + CHECKSUM_BYTES,
         }
     }
 
@@ -39,7 +45,7 @@ impl Codec {
     pub fn encode(self, elements: Bytes) -> Result<Bytes> {
         match self {
             Codec::Raw => Ok(elements),
-            Codec::Zstd { level } => zstd::bulk::compress(&elements, level)
+            Codec::Zstd { level } => encode_zstd(&elements, level)
                 .map(Bytes::from)
                 .or_else(|error| malformed(format!("zstd: {error}"))),
         }
@@ -60,6 +66,12 @@ impl Codec {
             Codec::Zstd { .. } => decode_zstd(&stored, len),
         }
     }
+}
+
+fn encode_zstd(elements: &[u8], level: i32) -> std::io::Result<Vec<u8>> {
+    let mut encoder = zstd::bulk::Compressor::new(level)?;
+    encoder.include_checksum(true)?;
+    encoder.compress(elements)
 }
 
 fn decode_zstd(stored: &[u8], len: usize) -> Result<Vec<u8>> {
@@ -107,14 +119,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_frame_has_its_content_size_and_no_checksum() {
+    fn a_frame_has_its_content_size_and_a_checksum() {
         let frame = Codec::ORBAX.encode(vec![7; 1000].into()).unwrap();
         assert_eq!(
             zstd::zstd_safe::get_frame_content_size(&frame).ok(),
             Some(Some(1000))
         );
         // Bit 2 of the frame header descriptor, the fifth byte (RFC 8878, 3.1.1.1.1), is the checksum flag.
-        assert_eq!(frame[4] & 0b100, 0);
+        assert_eq!(frame[4] & 0b100, 0b100);
+    }
+
+    #[test]
+    fn every_flipped_bit_of_a_chunk_is_found() {
+        // Noise, which zstd stores as it is.
+        let noise: Bytes = (0..200u32)
+            .flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes())
+            .collect();
+        let frame = Codec::ORBAX.encode(noise.clone()).unwrap();
+        for bit in 0..frame.len() * 8 {
+            let mut damaged = frame.to_vec();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            let read = Codec::ORBAX.decode(damaged.into(), noise.len());
+            assert!(read.is_err() || read.unwrap() == noise, "bit {bit}");
+        }
     }
 
     #[test]
