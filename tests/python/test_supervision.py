@@ -115,6 +115,45 @@ def test_a_workers_death_is_told_with_its_last_lines(marker, tmp_path):
     nothing_left(marker)
 
 
+LOSES_ITS_WORKER = """
+import sys, jax, jax.numpy as jnp
+x = jnp.arange(8.0)
+print("ready", float(x.sum()), flush=True)
+sys.stdin.readline()
+try:
+    print("still", float((x * 2).sum()), flush=True)
+except Exception as error:
+    print("lost", str(error)[:9], flush=True)
+"""
+
+
+def test_a_killed_worker_is_data_loss_and_is_started_again(marker):
+    up = start(marker, "up", "--devices_per_worker=2")
+    lines = [up.stdout.readline()]
+    while "WAYSTATION_STATUS_URL" not in lines[-1]:
+        lines.append(up.stdout.readline())
+    exported = dict(re.fullmatch(r"export (\w+)=(\S+)\n", line).groups() for line in lines)
+    environment = {**base_environment(), **exported}
+    client = subprocess.Popen(
+        [sys.executable, "-c", LOSES_ITS_WORKER], text=True, env=environment,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert client.stdout.readline() == "ready 28.0\n"
+    [worker] = processes(marker, "worker")
+    worker.kill()
+    worker.wait(20)
+    output, errors = client.communicate("\n", timeout=60)
+    assert output == "lost DATA_LOSS\n", (output, errors[-3000:])
+    late = subprocess.run(
+        [sys.executable, "-c", "import jax; print(jax.device_count(), jax.jit(lambda x: x + 1)(1))"],
+        text=True, capture_output=True, timeout=120, env=environment,
+    )  # fmt: skip
+    assert late.stdout == "2 2\n", late.stderr[-3000:]
+    up.send_signal(signal.SIGINT)
+    assert up.wait(30) == 0
+    nothing_left(marker)
+
+
 def test_up_prints_the_environment_and_status_answers(marker):
     up = start(marker, "up", "--devices_per_worker=2")
     environment = {}

@@ -33,6 +33,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// What a child has beyond its own grace before it is killed.
 const KILL_MARGIN: Duration = Duration::from_secs(2);
 
+/// Workers that are started again within [`RESTART_WINDOW`]; beyond that something is wrong that a new start does not mend.
+const RESTARTS: usize = 5;
+const RESTART_WINDOW: Duration = Duration::from_secs(60);
+
 /// The children, in the order of their start.
 #[derive(Debug)]
 pub(crate) struct Cluster {
@@ -42,6 +46,8 @@ pub(crate) struct Cluster {
     output: Output,
     /// A child ended by itself: its log is worth keeping.
     keep_logs: bool,
+    /// When workers were started again.
+    restarts: Vec<Instant>,
 }
 
 /// Where a started cluster answers.
@@ -81,6 +87,7 @@ impl Cluster {
             private,
             output,
             keep_logs: false,
+            restarts: Vec::new(),
         })
     }
 
@@ -126,8 +133,8 @@ impl Cluster {
         Ok(addresses)
     }
 
-    /// Waits for a child to end by itself and says so, with its last lines; returns its name. Cancel-safe. Never returns
-    /// when no child is left.
+    /// Waits for a child to end by itself and says so, with its last lines; returns its name. A worker is started again: it
+    /// comes back under its device ids, for the clients that come then. Cancel-safe. Never returns when no child is left.
     pub(crate) async fn lost(&mut self) -> String {
         let waits = self
             .components
@@ -140,10 +147,26 @@ impl Cluster {
         let _ = futures::future::select_all(waits).await;
         self.keep_logs = true;
         let ended = self.components.iter_mut().find_map(Component::take_news);
-        ended.map_or_else(String::new, |component| {
-            warn!("{}", component.epitaph());
-            component.name().to_owned()
-        })
+        let Some(component) = ended else {
+            return String::new();
+        };
+        warn!("{}", component.epitaph());
+        let name = component.name().to_owned();
+        if name.starts_with("worker") {
+            self.restarts.retain(|at| at.elapsed() < RESTART_WINDOW);
+            if self.restarts.len() >= RESTARTS {
+                warn!(
+                    "{name} is not started again: workers have ended {RESTARTS} times within {RESTART_WINDOW:?}"
+                );
+            } else {
+                self.restarts.push(Instant::now());
+                match component.restart(&self.output) {
+                    Ok(()) => info!("{name} is started again; the arrays it held are lost"),
+                    Err(failure) => warn!("{failure}"),
+                }
+            }
+        }
+        name
     }
 
     /// Ends the children: the proxy first, so that it does not see its workers go, the resource manager last, so that it

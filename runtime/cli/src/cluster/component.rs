@@ -3,7 +3,7 @@
 use std::{
     env,
     ffi::OsString,
-    fs::File,
+    fs::{File, OpenOptions},
     io::{self, Read as _, Seek as _, SeekFrom},
     os::fd::AsFd as _,
     path::{Path, PathBuf},
@@ -38,6 +38,7 @@ pub(super) struct Component {
     /// The child ends when this closes.
     lifeline: Option<ChildStdin>,
     log: Option<PathBuf>,
+    arguments: Vec<OsString>,
     ended: Option<ExitStatus>,
     told: bool,
 }
@@ -55,7 +56,9 @@ impl Component {
         let (log, stdout, stderr) = match output {
             Output::Folder(folder) => {
                 let path = folder.join(format!("{name}.log"));
-                let file = File::create(&path).map_err(|error| {
+                // A child that is started again goes on in its log.
+                let opened = OpenOptions::new().create(true).append(true).open(&path);
+                let file = opened.map_err(|error| {
                     Failure::usage(format!("log {} cannot be written: {error}", path.display()))
                 })?;
                 let stderr = file.try_clone().map_err(failed)?;
@@ -90,9 +93,16 @@ impl Component {
             name,
             process,
             log,
+            arguments: arguments.to_vec(),
             ended: None,
             told: false,
         })
+    }
+
+    /// Starts the child anew, as it was started the first time.
+    pub(super) fn restart(&mut self, output: &Output) -> Result<(), Failure> {
+        *self = Component::spawn(self.name.clone(), &self.arguments, output)?;
+        Ok(())
     }
 
     pub(super) fn name(&self) -> &str {
