@@ -63,12 +63,13 @@ async fn status(State(page): State<Page>) -> Json<Status> {
         .map(|c| c.links.clone())
         .unwrap_or_default();
     let workers = join_all(links.iter().map(|link| worker(link))).await;
-    let mut totals = Map::new();
+    // Every number is there, whichever workers answer.
+    let nothing = counters(&WorkerStatus::default());
+    let mut totals: Map<_, _> = numbers(&nothing)
+        .map(|(name, zero, _)| (name.clone(), zero.clone()))
+        .collect();
     for worker in &workers {
-        for (name, value) in worker.as_object().into_iter().flatten() {
-            let Some(number) = value.as_f64() else {
-                continue;
-            };
+        for (name, value, number) in numbers(worker) {
             let sum = totals.get(name).and_then(Value::as_f64).unwrap_or(0.0) + number;
             // Counts stay whole numbers in JSON.
             let whole = value.is_u64() && sum < 9e15;
@@ -80,7 +81,7 @@ async fn status(State(page): State<Page>) -> Json<Status> {
     }
     Json(Status {
         build: waystation_proto::BUILD_ID,
-        ready: cluster.is_some(),
+        ready: cluster.is_some() && links.iter().all(|link| !link.is_dead()),
         progress,
         devices: cluster.as_ref().map_or(0, |c| c.devices.len()),
         proxy: page.counters.snapshot(),
@@ -99,10 +100,24 @@ async fn worker(link: &Link) -> Value {
     }
 }
 
-fn show(link: &Link, s: &WorkerStatus) -> Value {
+/// A worker's numbers and where it is.
+fn show(link: &Link, status: &WorkerStatus) -> Value {
+    let mut shown = counters(status);
+    for (name, text) in [
+        ("name", &link.name),
+        ("address", &link.address),
+        ("plugin_path", &status.plugin_path),
+        ("platform", &status.platform),
+        ("cache_location", &status.cache_location),
+    ] {
+        shown[name] = json!(text);
+    }
+    shown
+}
+
+/// What the totals sum up.
+fn counters(s: &WorkerStatus) -> Value {
     json!({
-        "name": link.name,
-        "address": link.address,
         "compiles": s.compiles,
         "memory_hits": s.memory_hits,
         "bucket_hits": s.bucket_hits,
@@ -120,8 +135,11 @@ fn show(link: &Link, s: &WorkerStatus) -> Value {
         "saved_bytes": s.saved_bytes,
         "restored_bytes": s.restored_bytes,
         "executables": s.executables,
-        "plugin_path": s.plugin_path,
-        "platform": s.platform,
-        "cache_location": s.cache_location,
     })
+}
+
+/// The fields that are numbers.
+fn numbers(worker: &Value) -> impl Iterator<Item = (&String, &Value, f64)> {
+    let fields = worker.as_object().into_iter().flatten();
+    fields.filter_map(|(name, value)| Some((name, value, value.as_f64()?)))
 }

@@ -60,12 +60,15 @@ pub(super) fn directories(python: &Path) -> Result<Vec<PathBuf>, String> {
         }
     };
     let said = |pipe: Option<std::sync::mpsc::Receiver<Vec<u8>>>| {
-        // A grandchild may hold the pipe open; then what was said stays unknown.
-        pipe.and_then(|pipe| pipe.recv_timeout(Duration::from_secs(1)).ok())
-            .unwrap_or_default()
+        // A grandchild may hold the pipe open; then what was said stays unknown. On a busy machine the reading thread may
+        // be late: it has until the deadline.
+        let left = deadline.saturating_duration_since(Instant::now());
+        pipe.and_then(|pipe| pipe.recv_timeout(left.max(Duration::from_secs(1))).ok())
     };
     if !status.success() {
-        let complaint = String::from_utf8_lossy(&said(stderr)).trim().to_owned();
+        let complaint = String::from_utf8_lossy(&said(stderr).unwrap_or_default())
+            .trim()
+            .to_owned();
         let last = complaint
             .lines()
             .last()
@@ -73,7 +76,13 @@ pub(super) fn directories(python: &Path) -> Result<Vec<PathBuf>, String> {
             .to_owned();
         return Err(format!("it failed ({status}): {last}"));
     }
-    let directories = String::from_utf8_lossy(&said(stdout))
+    let Some(said) = said(stdout) else {
+        return Err(format!(
+            "its answer did not come within {} s",
+            PATIENCE.as_secs()
+        ));
+    };
+    let directories = String::from_utf8_lossy(&said)
         .lines()
         .map(PathBuf::from)
         .filter(|directory| directory.is_absolute())
