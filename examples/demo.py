@@ -43,6 +43,8 @@ def train(binary, folder, title, *options):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_", "WAYSTATION_"))}
     environment["TMPDIR"] = str(scratch)
     environment["PYTHONUNBUFFERED"] = "1"
+    # jaxlib warns, with a stack trace, when a client says goodbye.
+    environment["TF_CPP_MIN_LOG_LEVEL"] = "2"
     command = [
         str(binary), "run", "--workers", "1", "--devices_per_worker", "4",
         "--gcs_scratch_location", f"file://{folder}/bucket", "--",

@@ -10,6 +10,7 @@ or natively, with JAX_PLATFORMS=cpu and JAX_NUM_CPU_DEVICES=4.
 import argparse
 import hashlib
 import json
+import logging
 import os
 import pathlib
 import tempfile
@@ -109,6 +110,8 @@ def main():
     if options.checkpoint is None:
         options.checkpoint = pathlib.Path(tempfile.mkdtemp(prefix="waystation-train-"))
 
+    # pathwaysutils and Orbax warn of what they do on purpose.
+    logging.getLogger("absl").setLevel(logging.ERROR)
     # Registers the proxy backend and, if ENABLE_PATHWAYS_PERSISTENCE is set, the handler by which workers do the saving.
     pathwaysutils.initialize()
     on_server = os.environ.get("JAX_PLATFORMS") == "proxy"
