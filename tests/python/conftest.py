@@ -21,6 +21,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 CLIENTS = pathlib.Path(__file__).parent / "clients"
 BINARY = pathlib.Path(os.environ.get("WAYSTATION_BINARY", ROOT / "target/release/waystation"))
 
+# What a client's code begins with. Older JAX does not know the "proxy" platform by itself; pathwaysutils registers it.
+CONNECT = "import sys, jax, jax.numpy as jnp, pathwaysutils; pathwaysutils.initialize(); "
+
 # The command that a held cluster runs: tells its environment, then waits until its stdin ends.
 HOLD = (
     "import json, os, sys; f = sys.argv[1]; open(f + '.new', 'w').write(json.dumps(dict(os.environ)));"

@@ -11,12 +11,9 @@ import time
 
 import psutil
 import pytest
-from conftest import BINARY, base_environment, kill_group, wait_for
+from conftest import BINARY, CONNECT, base_environment, kill_group, wait_for
 
 USAGE = 64
-
-# Older JAX does not know the "proxy" platform by itself; pathwaysutils registers it.
-CONNECT = "import jax, pathwaysutils; pathwaysutils.initialize(); "
 
 
 def waystation(*arguments, timeout=60, env=None, **options):

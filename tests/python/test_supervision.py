@@ -10,7 +10,7 @@ import sys
 import time
 
 import psutil
-from conftest import BINARY, base_environment, wait_for
+from conftest import BINARY, CONNECT, base_environment, wait_for
 from test_cli import marker, nothing_left, start, started_by  # noqa: F401 (marker is a fixture)
 
 
@@ -115,8 +115,7 @@ def test_a_workers_death_is_told_with_its_last_lines(marker, tmp_path):
     nothing_left(marker)
 
 
-LOSES_ITS_WORKER = """
-import sys, jax, jax.numpy as jnp
+LOSES_ITS_WORKER = CONNECT + """
 x = jnp.arange(8.0)
 print("ready", float(x.sum()), flush=True)
 sys.stdin.readline()
@@ -145,7 +144,7 @@ def test_a_killed_worker_is_data_loss_and_is_started_again(marker):
     output, errors = client.communicate("\n", timeout=60)
     assert output == "lost DATA_LOSS\n", (output, errors[-3000:])
     late = subprocess.run(
-        [sys.executable, "-c", "import jax; print(jax.device_count(), jax.jit(lambda x: x + 1)(1))"],
+        [sys.executable, "-c", CONNECT + "print(jax.device_count(), jax.jit(lambda x: x + 1)(1))"],
         text=True, capture_output=True, timeout=120, env=environment,
     )  # fmt: skip
     assert late.stdout == "2 2\n", late.stderr[-3000:]
@@ -166,7 +165,7 @@ def test_up_prints_the_environment_and_status_answers(marker):
     )
     assert status.returncode == 0 and '"devices": 2' in status.stdout, status
     client = subprocess.run(
-        [sys.executable, "-c", "import jax; print(jax.device_count())"],
+        [sys.executable, "-c", CONNECT + "print(jax.device_count())"],
         text=True, capture_output=True, timeout=120, env={**base_environment(), **environment},
     )  # fmt: skip
     assert client.stdout.strip() == "2", client.stderr[-2000:]
@@ -175,8 +174,7 @@ def test_up_prints_the_environment_and_status_answers(marker):
     nothing_left(marker)
 
 
-HOLDS_AN_ARRAY = """
-import sys, jax, jax.numpy as jnp
+HOLDS_AN_ARRAY = CONNECT + """
 x = jnp.arange(8.0) + 1
 print("ready", float(x.sum()), flush=True)
 sys.stdin.readline()
@@ -212,7 +210,7 @@ def test_a_session_outlives_a_restart_of_the_resource_manager(marker, tmp_path):
     assert output == "again 72.0 0\n", errors[-3000:]
     # The cluster is complete again for a client that comes now.
     late = subprocess.run(
-        [sys.executable, "-c", "import jax; print(jax.device_count(), jax.jit(lambda x: x + 1)(1))"],
+        [sys.executable, "-c", CONNECT + "print(jax.device_count(), jax.jit(lambda x: x + 1)(1))"],
         text=True, capture_output=True, timeout=120, env=environment,
     )  # fmt: skip
     assert late.stdout == "2 2\n", late.stderr[-3000:]
