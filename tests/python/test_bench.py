@@ -37,11 +37,12 @@ def test_wide_quartiles_are_no_measurement(ratios, at_least, verdict):
     assert figures.Asked(0.90, margin=0.10, at_least=at_least).verdict(ratios) == verdict
 
 
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="the bench takes the newest JAX; once is enough")
 def test_a_quick_run_gives_every_figure(tmp_path):
     assert NULL_SERVER.is_file(), f"no {NULL_SERVER}: cargo build --release --bin null_server"
     command = [sys.executable, ROOT / "tests/bench/bench.py", "--quick", "--binary", BINARY, "--results", tmp_path]
     done = subprocess.run(
-        list(map(str, command)), env=base_environment(), text=True, capture_output=True, timeout=600
+        list(map(str, command)), env=base_environment(), text=True, capture_output=True, timeout=900
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (file,) = pathlib.Path(tmp_path).glob("*.json")
@@ -52,7 +53,8 @@ def test_a_quick_run_gives_every_figure(tmp_path):
     assert {"train steps", "tiny train steps", "calls chained", "device_put 1 MB", "fetch 1 MB", "warm compile, client"} <= names
     for figure in result["figures"]:
         for value in (figure["waystation"], figure["other"], figure["ratio"], *figure["ratio_quartiles"]):
-            assert math.isfinite(value) and value > 0, figure
+            # A difference of two noisy times may fall below zero.
+            assert math.isfinite(value) and (value > 0 or figure["name"] == "warm compile, server"), figure
         assert figure["name"] in done.stdout
     processes = {name for entry in result["cpu"] for name in entry["processes"]}
     assert {"client", "proxy", "worker", "null_server"} <= processes
