@@ -81,11 +81,12 @@ impl<T> Table<T> {
     }
 }
 
-/// The plugin's main table, and its layouts extension where it has one.
+/// The plugin's main table, and its layouts and FFI extensions where it has them.
 #[derive(Clone, Copy)]
 pub(crate) struct Api {
     table: Table<sys::PJRT_Api>,
     layouts: Option<Table<sys::PJRT_Layouts_Extension>>,
+    ffi: Option<Table<sys::PJRT_FFI_Extension>>,
 }
 
 impl Api {
@@ -109,6 +110,7 @@ impl Api {
         let api = Self {
             table,
             layouts: None,
+            ffi: None,
         };
         let (major, minor) = api.version().ok_or_else(|| {
             Error::own(
@@ -137,7 +139,16 @@ impl Api {
             // long as the table.
             unsafe { Table::new(base.cast()) }
         });
-        Ok(Self { table, layouts })
+        // SAFETY: as above.
+        let ffi = unsafe { api.extension(sys::EXTENSION_FFI) }.map(|base| {
+            // SAFETY: as above.
+            unsafe { Table::new(base.cast()) }
+        });
+        Ok(Self {
+            table,
+            layouts,
+            ffi,
+        })
     }
 
     /// Major and minor version, if the table is long enough to say.
@@ -222,6 +233,30 @@ impl Api {
         };
         // SAFETY: passed on from this function's contract.
         unsafe { self.call_in(layouts, args) }
+    }
+
+    /// As [`Api::call`], for a function of the FFI extension.
+    ///
+    /// # Errors
+    ///
+    /// As [`Api::call`]; [`Code::Unimplemented`] also if the plugin lacks the extension.
+    ///
+    /// # Safety
+    ///
+    /// As [`Api::call`].
+    pub(crate) unsafe fn call_ffi<A: Call<Table = sys::PJRT_FFI_Extension>>(
+        &self,
+        args: &mut A,
+    ) -> Result<(), Error> {
+        let Some(ffi) = self.ffi else {
+            return Err(Error::own(
+                Code::Unimplemented,
+                A::NAME,
+                "this plugin has no FFI extension",
+            ));
+        };
+        // SAFETY: passed on from this function's contract.
+        unsafe { self.call_in(ffi, args) }
     }
 
     /// # Safety

@@ -1,4 +1,4 @@
-//! Finding a plugin by name.
+//! Finding a plugin by name, and the LAPACK library.
 //!
 //! Plugins come as packages of the Python package index, one library file each. A name stands for the packages
 //! that bring such a plugin; they are looked for in the directories that a Python interpreter imports from. No
@@ -81,6 +81,31 @@ pub fn resolve(spec: &str, python: Option<&Path>) -> Result<PathBuf, Error> {
     resolve_in(spec, &interpreters)
 }
 
+/// OpenBLAS, as the package `scipy-openblas32` brings it (BSD licence; LAPACK with 32-bit integers).
+const OPENBLAS: &str = "scipy_openblas32/lib/libscipy_openblas.so";
+
+/// The LAPACK library for CPU plugins, looked for as [`resolve`] looks for plugins. Blocks as it does.
+///
+/// # Errors
+///
+/// [`Code::FailedPrecondition`] if there is none: the message says what was looked for, where, and what to do.
+pub fn lapack(python: Option<&Path>) -> Result<PathBuf, Error> {
+    let interpreters = match python {
+        Some(python) => vec![python.to_owned()],
+        None => python::candidates(std::env::var_os("VIRTUAL_ENV"), std::env::var_os("PATH")),
+    };
+    search(&[OPENBLAS], &interpreters).map_err(|looked| {
+        Error::own(
+            Code::FailedPrecondition,
+            FUNCTION,
+            format!(
+                "no LAPACK found; looked for the package scipy-openblas32 in:{looked}\n\
+                 install it with `pip install scipy-openblas32`, or name a library with --lapack=/path/libopenblas.so"
+            ),
+        )
+    })
+}
+
 fn resolve_in(spec: &str, interpreters: &[PathBuf]) -> Result<PathBuf, Error> {
     if spec.contains('/') || spec.ends_with(".so") {
         return path(spec);
@@ -98,6 +123,12 @@ fn resolve_in(spec: &str, interpreters: &[PathBuf]) -> Result<PathBuf, Error> {
             ),
         ));
     }
+    let libraries: Vec<_> = wanted.iter().map(|package| package.library).collect();
+    search(&libraries, interpreters).map_err(|looked| missing(spec, &wanted, &looked))
+}
+
+/// The first of `libraries` that an interpreter's directories have, or where was looked, in lines.
+fn search(libraries: &[&str], interpreters: &[PathBuf]) -> Result<PathBuf, String> {
     let mut looked = String::new();
     for interpreter in interpreters {
         let directories = match python::directories(interpreter) {
@@ -107,9 +138,9 @@ fn resolve_in(spec: &str, interpreters: &[PathBuf]) -> Result<PathBuf, Error> {
                 continue;
             }
         };
-        for package in &wanted {
+        for library in libraries {
             for directory in &directories {
-                let library = directory.join(package.library);
+                let library = directory.join(library);
                 if library.is_file() {
                     return Ok(library);
                 }
@@ -131,7 +162,7 @@ fn resolve_in(spec: &str, interpreters: &[PathBuf]) -> Result<PathBuf, Error> {
             "\n  no Python interpreter: VIRTUAL_ENV is not set, and PATH has no python3 or python",
         );
     }
-    Err(missing(spec, &wanted, &looked))
+    Err(looked)
 }
 
 const FUNCTION: &str = "discover";
@@ -238,6 +269,21 @@ mod tests {
             resolve("tpu", Some(&python)),
             Ok(site.join("libtpu/libtpu.so"))
         );
+    }
+
+    #[test]
+    fn lapack_is_found_alike() {
+        let (root, python) = environment(&["scipy_openblas32/lib/libscipy_openblas.so"]);
+        let library = root
+            .path()
+            .join("site/scipy_openblas32/lib/libscipy_openblas.so");
+        assert_eq!(lapack(Some(&python)), Ok(library));
+        let (root, python) = environment(&[]);
+        let error = lapack(Some(&python)).expect_err("nothing there");
+        let site = root.path().join("site").display().to_string();
+        for part in ["pip install scipy-openblas32", "--lapack=", site.as_str()] {
+            assert!(error.message().contains(part), "{part} is not in {error}");
+        }
     }
 
     #[test]

@@ -3,12 +3,14 @@
 //! PJRT is the interface between a framework and an XLA backend. A backend is a shared library, the *plugin*,
 //! that exports `GetPjrtApi`; it returns a table of functions. This crate loads such a library, asks the table
 //! how long it is before it uses any slot, and offers what Waystation needs as ordinary Rust types. It is the
-//! only crate of Waystation that contains `unsafe` code; none of its public functions needs any.
+//! only crate of Waystation that contains `unsafe` code, beside the FFI targets of `waystation-lapack`; none of its public
+//! functions needs any.
 //!
 //! - [`discover`] finds a plugin by name (`cpu`, `cuda`, `tpu`) in a Python environment, or takes a path;
 //! - [`Plugin`] is a loaded library, [`Client`] a runtime with its [`Device`]s and [`Memory`]s;
 //! - [`Buffer`] is an array on one device, [`LoadedExecutable`] a program ready to run;
-//! - [`Event`] is a promise of the plugin, as a future or with a callback.
+//! - [`Event`] is a promise of the plugin, as a future or with a callback;
+//! - [`ffi`] registers functions of ours that programs call by name.
 //!
 //! # Versions
 //!
@@ -22,10 +24,7 @@
 //! unloaded. All handles may be used from any thread at once, as PJRT requires of plugins.
 //! Callbacks run on threads of the plugin and must be short; one that panics is reported and goes no further.
 
-#![allow(
-    unsafe_code,
-    reason = "this crate is the border to a C interface; everything unsafe of Waystation is here"
-)]
+#![allow(unsafe_code, reason = "this crate is the border to a C interface")]
 
 mod api;
 mod buffer;
@@ -40,6 +39,7 @@ mod executable;
 mod execute;
 #[cfg(test)]
 mod fake;
+pub mod ffi;
 mod heap;
 mod host;
 mod plugin;

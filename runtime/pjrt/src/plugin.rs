@@ -4,7 +4,7 @@ use crate::api::Api;
 use crate::error::{Code, Error};
 use crate::sys;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,6 +17,8 @@ static LOADED: Mutex<Option<HashMap<PathBuf, Arc<Plugin>>>> = Mutex::new(None);
 pub struct Plugin {
     path: PathBuf,
     api: Api,
+    /// Names of the FFI targets of ours that it knows.
+    ffi_targets: Mutex<BTreeSet<String>>,
 }
 
 impl std::fmt::Debug for Api {
@@ -92,7 +94,11 @@ impl Plugin {
         unsafe { api.call(&mut sys::PJRT_Plugin_Initialize_Args::new()) }?;
         let (major, minor) = api.api_version();
         tracing::debug!(path = %path.display(), major, minor, "loaded a PJRT plugin");
-        Ok(Arc::new(Self { path, api }))
+        Ok(Arc::new(Self {
+            path,
+            api,
+            ffi_targets: Mutex::default(),
+        }))
     }
 
     /// The library's canonical path.
@@ -119,6 +125,11 @@ impl Plugin {
             self.api.call(&mut args)?;
             Ok(crate::value::from_raw(args.attributes, args.num_attributes))
         }
+    }
+
+    /// Names of the FFI targets of ours that the plugin knows.
+    pub(crate) fn ffi_targets(&self) -> &Mutex<BTreeSet<String>> {
+        &self.ffi_targets
     }
 
     /// The door to the plugin's functions.

@@ -15,11 +15,13 @@
 )]
 
 mod args;
+mod ffi;
 #[cfg(test)]
 mod layout_tests;
 mod table;
 
 pub(crate) use args::*;
+pub(crate) use ffi::*;
 pub(crate) use table::*;
 
 use std::ffi::{c_char, c_int, c_void};
