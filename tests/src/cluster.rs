@@ -66,6 +66,7 @@ impl Cluster {
                 slice_tasks: workers,
                 plugin: plugin.clone(),
                 plugin_options: vec![("cpu_device_count".to_owned(), OptionValue::Int64(devices))],
+                lapack: None,
                 cache: waystation_cache::Config::default(),
                 environment: Vec::new(),
                 limits: waystation_worker::Limits::default(),

@@ -15,6 +15,29 @@ pub(crate) fn find(spec: &str, python: Option<&Path>) -> Result<PathBuf, Failure
         .map_err(|error| Failure::usage(format!("--pjrt_plugin: {}", one_line(error.message()))))
 }
 
+/// Finds the LAPACK library for a CPU plugin: `path` if one was named, else that of a Python package, if it is there.
+/// Accelerators bring linear algebra of their own.
+///
+/// # Errors
+/// [`Failure::usage`] when the file that was named is none.
+pub(crate) fn lapack(
+    path: Option<PathBuf>,
+    spec: &str,
+    python: Option<&Path>,
+) -> Result<Option<PathBuf>, Failure> {
+    match path {
+        Some(path) if path.is_file() => Ok(Some(path)),
+        Some(path) => Err(Failure::usage(format!(
+            "--lapack: {} is not a file",
+            path.display()
+        ))),
+        None if matches!(spec, "cuda" | "tpu") => Ok(None),
+        None => Ok(discover::lapack(python)
+            .inspect_err(|error| tracing::debug!("{}", one_line(error.message())))
+            .ok()),
+    }
+}
+
 /// Options of the plugin's client. Only CPU plugins make as many devices as one asks for.
 ///
 /// # Errors
@@ -46,6 +69,19 @@ mod tests {
         assert_eq!(failure.status, USAGE);
         assert!(failure.message.contains("/no/such/plugin.so"), "{failure}");
         assert!(!failure.message.contains('\n'), "{failure}");
+    }
+
+    #[test]
+    fn lapack_is_looked_for_unless_named() {
+        let failure = lapack(Some("/no/such/lapack.so".into()), "cpu", None).unwrap_err();
+        assert_eq!(failure.status, USAGE);
+        assert!(failure.message.contains("/no/such/lapack.so"), "{failure}");
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let named = lapack(Some(file.path().to_owned()), "tpu", None).unwrap();
+        assert_eq!(named.as_deref(), Some(file.path()));
+        assert_eq!(lapack(None, "tpu", None).unwrap(), None);
+        let nobody = Some(Path::new("/no/such/python"));
+        assert_eq!(lapack(None, "cpu", nobody).unwrap(), None);
     }
 
     #[test]

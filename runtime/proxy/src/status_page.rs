@@ -135,6 +135,7 @@ fn counters(s: &WorkerStatus) -> Value {
         "saved_bytes": s.saved_bytes,
         "restored_bytes": s.restored_bytes,
         "executables": s.executables,
+        "ffi_calls": s.ffi_calls,
     })
 }
 

@@ -23,6 +23,8 @@ pub struct Config {
     pub plugin: PathBuf,
     /// Options for the plugin's client (`cpu_device_count`, ...).
     pub plugin_options: Vec<(String, OptionValue)>,
+    /// LAPACK library for the linear algebra of CPU plugins; without one, programs with linear algebra fail on CPU.
+    pub lapack: Option<PathBuf>,
     /// Where compiled programs are kept.
     pub cache: waystation_cache::Config,
     /// The variables of the process's environment; those that steer the compiler enter the cache key.

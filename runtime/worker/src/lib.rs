@@ -21,6 +21,7 @@ mod error;
 mod geometry;
 mod heap;
 mod host;
+mod linalg;
 mod outbox;
 mod peers;
 mod persist;

@@ -38,6 +38,7 @@ impl Report {
             platform: self.platform.clone(),
             executables: counters::get(&ours.executables),
             cache_location: self.cache_location.clone(),
+            ffi_calls: waystation_pjrt::ffi::calls(),
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::{
     counters::Counters,
     dispatch,
     error::Error,
-    heap,
+    heap, linalg,
     peers::{CONNECTION_WINDOW_BYTES, Peers, STREAM_WINDOW_BYTES},
     register,
     report::Report,
@@ -30,18 +30,21 @@ use crate::{
 /// When the plugin, its client or the listener cannot be used, or the worker breaks while it runs.
 pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let (plugin, options) = (config.plugin.clone(), config.plugin_options.clone());
-    let (client, digest) = tokio::task::spawn_blocking(move || open(&plugin, &options))
-        .await
-        .map_err(|error| Error::Dispatch {
-            what: format!("lost the plugin while it was loaded: {error}"),
-        })??;
+    let lapack = config.lapack.clone();
+    let opened = move || open(&plugin, &options, lapack.as_deref());
+    let (client, digest, targets) =
+        tokio::task::spawn_blocking(opened)
+            .await
+            .map_err(|error| Error::Dispatch {
+                what: format!("lost the plugin while it was loaded: {error}"),
+            })??;
     let address = config
         .listener
         .local_addr()
         .map_err(Error::Listener)?
         .to_string();
     let address = config.advertise.clone().unwrap_or(address);
-    let identity = identity(&client, &digest, config.environment.clone());
+    let identity = identity(&client, &digest, targets, config.environment.clone());
     let cache = Cache::open(config.cache);
     let report = Report {
         plugin_path: config.plugin.display().to_string(),
@@ -139,11 +142,12 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
     ended
 }
 
-/// Loads the plugin and creates its client. Blocks.
+/// Loads the plugin, creates its client, and gives it our FFI targets. Blocks.
 fn open(
     path: &Path,
     options: &[(String, waystation_pjrt::OptionValue)],
-) -> Result<(Client, String), Error> {
+    lapack: Option<&Path>,
+) -> Result<(Client, String, linalg::Facts), Error> {
     let digest = platform::file_digest(path).map_err(|source| Error::Digest {
         path: path.to_owned(),
         source,
@@ -161,11 +165,17 @@ fn open(
             path: path.to_owned(),
         });
     }
-    Ok((client, digest))
+    let targets = linalg::register(&plugin, &client, lapack);
+    Ok((client, digest, targets))
 }
 
 /// What an executable made here depends on, besides program and options.
-fn identity(client: &Client, digest: &str, environment: Vec<(String, String)>) -> Identity {
+fn identity(
+    client: &Client,
+    digest: &str,
+    targets: linalg::Facts,
+    environment: Vec<(String, String)>,
+) -> Identity {
     let mut kinds: Vec<&str> = client
         .devices()
         .iter()
@@ -185,6 +195,7 @@ fn identity(client: &Client, digest: &str, environment: Vec<(String, String)>) -
     if client.platform_name() == "cpu" {
         platform.extend(platform::cpu());
     }
+    platform.extend(targets);
     Identity {
         platform,
         environment: platform::environment(environment),

@@ -32,6 +32,9 @@ pub(crate) struct ClusterArgs {
     /// Python interpreter whose packages hold the plugin [default: the command's, the virtual environment's, or python3]
     #[arg(long = "python", value_name = "PATH")]
     pub(crate) python: Option<PathBuf>,
+    /// LAPACK library for linear algebra with CPU plugins [default: that of the Python package scipy-openblas32]
+    #[arg(long = "lapack", value_name = "PATH")]
+    pub(crate) lapack: Option<PathBuf>,
     /// Host buffers that the proxy keeps in memory before they go to a temporary file
     #[arg(long = "host_buffer_memory", value_name = "SIZE", default_value = "2GiB", value_parser = parse_bytes)]
     pub(crate) host_buffer_memory: u64,
@@ -52,6 +55,7 @@ pub(crate) struct Plan {
     devices_per_worker: Option<u32>,
     location: Option<String>,
     plugin: PathBuf,
+    lapack: Option<PathBuf>,
     host_buffer_memory: u64,
     xla_flags: Vec<String>,
 }
@@ -89,6 +93,13 @@ impl Plan {
         plugin::options(&args.pjrt_plugin, args.devices_per_worker)?;
         let python = args.python.clone().or_else(|| python::choose(command));
         let plugin = plugin::find(&args.pjrt_plugin, python.as_deref())?;
+        let lapack = plugin::lapack(args.lapack.clone(), &args.pjrt_plugin, python.as_deref())?;
+        if lapack.is_none() && args.pjrt_plugin == "cpu" {
+            tracing::warn!(
+                "no LAPACK: programs with linear algebra will fail; `pip install scipy-openblas32`, or name a library \
+                 with --lapack=/path/libopenblas.so"
+            );
+        }
         // A bucket that is not well was warned of here, once; the workers are not told of it.
         let bucket = location::open(args.gcs_scratch_location.as_deref()).await?;
         Ok(Plan {
@@ -97,6 +108,7 @@ impl Plan {
             devices_per_worker: args.devices_per_worker,
             location: bucket.map(|bucket| bucket.location().to_string()),
             plugin,
+            lapack,
             host_buffer_memory: args.host_buffer_memory,
             xla_flags,
         })
@@ -143,6 +155,7 @@ impl Plan {
                 arguments.push(flag("task", task.to_string()));
                 arguments.push(flag("slice_tasks", self.workers.to_string()));
                 arguments.push(flag("pjrt_plugin", &self.plugin));
+                arguments.extend(self.lapack.as_ref().map(|path| flag("lapack", path)));
                 arguments.extend(
                     self.devices_per_worker
                         .map(|count| flag("devices_per_worker", count.to_string())),
@@ -184,6 +197,7 @@ mod tests {
             devices_per_worker: Some(4),
             location: Some("file:///b".to_owned()),
             plugin: "/p.so".into(),
+            lapack: Some("/l.so".into()),
             host_buffer_memory: 7,
             xla_flags: vec!["--xla_a=1".to_owned()],
         }
@@ -215,6 +229,7 @@ mod tests {
             ("/p.so", Some(4))
         );
         assert_eq!(worker.gcs_scratch_location.as_deref(), Some("file:///b"));
+        assert_eq!(worker.lapack.as_deref(), Some(Path::new("/l.so")));
         assert!(worker.role.parent_stdin);
 
         let proxy = parsed(Role::Proxy);

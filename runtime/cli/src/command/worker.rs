@@ -38,6 +38,9 @@ pub(crate) struct Args {
     /// Devices to make, for CPU plugins
     #[arg(long = "devices_per_worker", alias = "devices", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) devices_per_worker: Option<u32>,
+    /// LAPACK library for linear algebra with CPU plugins [default: that of the Python package scipy-openblas32]
+    #[arg(long = "lapack", value_name = "PATH")]
+    pub(crate) lapack: Option<PathBuf>,
     /// Bucket for compiled programs: gs://BUCKET/PREFIX, s3://..., file:///PATH or memory:// [default: memory://]
     #[arg(long = "gcs_scratch_location", value_name = "LOCATION")]
     pub(crate) gcs_scratch_location: Option<String>,
@@ -62,6 +65,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let plugin_options = plugin::options(&args.pjrt_plugin, args.devices_per_worker)?;
     let python = args.python.clone().or_else(|| python::choose(None));
     let plugin = plugin::find(&args.pjrt_plugin, python.as_deref())?;
+    let lapack = plugin::lapack(args.lapack, &args.pjrt_plugin, python.as_deref())?;
     let listener = listen::bind(args.role.bind_address, args.server_port, "--server_port")?;
     let address = listen::address(&listener)?;
     let advertise = listen::reachable(address, &args.resource_manager_address);
@@ -76,6 +80,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             slice_tasks,
             plugin,
             plugin_options,
+            lapack,
             cache: waystation_cache::Config {
                 location: bucket,
                 ..waystation_cache::Config::default()

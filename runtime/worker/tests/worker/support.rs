@@ -99,6 +99,7 @@ impl Worker {
             slice_tasks: 1,
             plugin,
             plugin_options: vec![("cpu_device_count".to_owned(), OptionValue::Int64(8))],
+            lapack: None,
             cache,
             environment: Vec::new(),
             limits,
