@@ -15,6 +15,7 @@ RUNS = [
     ("programs", 1, 8),
     ("errors", 1, 8),
     ("training", 1, 8),
+    ("linalg", 1, 8),
     ("persistence", 1, 8),
     ("devices", 2, 4),
     ("arrays", 2, 4),
