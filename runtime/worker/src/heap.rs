@@ -10,6 +10,8 @@ use crate::counters::Counters;
 const INTERVAL: Duration = Duration::from_millis(500);
 /// What must have been freed since the last time: less is not worth the walk over the heap.
 const WORTH_BYTES: u64 = 32 << 20;
+/// How many more times the heap is walked after that.
+const ECHOES: u32 = 4;
 
 /// Watches the accounted bytes until `stop` is cancelled.
 pub(crate) async fn watch(counters: Arc<Counters>, stop: CancellationToken) {
@@ -33,32 +35,46 @@ pub(crate) async fn watch(counters: Arc<Counters>, stop: CancellationToken) {
 struct Level {
     highest: u64,
     last: u64,
+    /// Readings that are still true after a fall.
+    echoes: u32,
 }
 
 impl Level {
     /// Takes the next reading. True when much less is held than at the highest since the last time that this was true,
-    /// and it is no more than at the reading before: a loop that frees and allocates is left alone while it goes up.
+    /// and it is no more than at the reading before: a loop that frees and allocates is left alone while it goes up. True
+    /// for some readings after that as well: executions in flight free what they held without an account.
     fn has_fallen(&mut self, bytes: u64) -> bool {
         self.highest = self.highest.max(bytes);
         let settled = bytes <= self.last;
         self.last = bytes;
-        let fallen = settled && self.highest - bytes >= WORTH_BYTES;
-        if fallen {
-            self.highest = bytes;
+        if !settled {
+            self.echoes = 0;
+            return false;
         }
-        fallen
+        if self.highest - bytes >= WORTH_BYTES {
+            self.highest = bytes;
+            self.echoes = ECHOES;
+            return true;
+        }
+        let echoes = self.echoes > 0;
+        self.echoes = self.echoes.saturating_sub(1);
+        echoes
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Level;
+    use super::{ECHOES, Level};
 
     #[test]
-    fn a_fall_is_seen_once() {
+    fn a_fall_is_seen_and_echoes_for_a_while() {
         let mut level = Level::default();
-        let seen = [0, 64 << 20, 128 << 20, 0, 0, 1 << 20, 0].map(|bytes| level.has_fallen(bytes));
-        assert_eq!(seen, [false, false, false, true, false, false, false]);
+        let up = [0, 64 << 20, 128 << 20].map(|bytes| level.has_fallen(bytes));
+        assert_eq!(up, [false; 3]);
+        for _ in 0..=ECHOES {
+            assert!(level.has_fallen(0));
+        }
+        assert!(!level.has_fallen(0));
     }
 
     #[test]
@@ -67,5 +83,12 @@ mod tests {
         let seen = [100, 90 << 20, 80 << 20, 85 << 20, 70 << 20, 80 << 20]
             .map(|bytes| level.has_fallen(bytes));
         assert!(!seen.contains(&true), "{seen:?}");
+    }
+
+    #[test]
+    fn a_rise_ends_the_echoes() {
+        let mut level = Level::default();
+        let seen = [64 << 20, 0, 1 << 20, 1 << 20].map(|bytes| level.has_fallen(bytes));
+        assert_eq!(seen, [false, true, false, false]);
     }
 }
