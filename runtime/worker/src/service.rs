@@ -28,6 +28,9 @@ use crate::{
 /// Payload of one frame of the data service.
 const FRAME_BYTES: usize = 1 << 20;
 
+/// How often bytes that outran their op look for it. An op is rarely more than a few milliseconds behind.
+const EARLY_PUT_POLL: Duration = Duration::from_millis(5);
+
 /// Largest transfer that is taken: what an array of a size no machine has would need is refused before memory is asked for.
 const MAX_TRANSFER_BYTES: u64 = 1 << 40;
 
@@ -110,10 +113,7 @@ impl Worker for Service {
                 "transfer {transfer} says it has {size_bytes} bytes; at most {MAX_TRANSFER_BYTES} are taken"
             )));
         }
-        self.with_session(epoch, move |session| {
-            session.put_begins(transfer, size_bytes)
-        })
-        .await??;
+        self.put_begins(epoch, transfer, size_bytes).await?;
         let received = receive(&mut frames, data, transfer, size_bytes).await;
         let (data, result) = match received {
             Ok(data) => (Ok(data), Ok(PutDataReply {})),
@@ -168,6 +168,28 @@ impl Worker for Service {
 impl Service {
     fn send(&self, event: Event) -> Result<(), Status> {
         self.core.events.send(event).map_err(|_| going_down())
+    }
+
+    /// Announces a transfer. Bytes come over another connection than ops and may outrun theirs: where too many bytes wait for
+    /// their ops, these wait unread, until the op is there or others have made room.
+    async fn put_begins(&self, epoch: u64, transfer: u64, size_bytes: u64) -> Result<(), Status> {
+        let deadline = tokio::time::Instant::now() + self.core.limits.early_fetch_wait;
+        loop {
+            let begun = self
+                .with_session(epoch, move |session| {
+                    session.put_begins(transfer, size_bytes)
+                })
+                .await?;
+            match begun {
+                Err(full)
+                    if full.code() == tonic::Code::ResourceExhausted
+                        && tokio::time::Instant::now() < deadline =>
+                {
+                    tokio::time::sleep(EARLY_PUT_POLL).await;
+                }
+                begun => return begun,
+            }
+        }
     }
 
     /// Runs a call of the data service on the dispatch thread. The outer error: the worker goes down; the inner one: the

@@ -347,7 +347,7 @@ impl Session {
 
     /// Sends a transfer's bytes in frames of `frame` bytes, saying that they are `announced` ones.
     pub(crate) async fn put_data(
-        &mut self,
+        &self,
         transfer: u64,
         bytes: &[u8],
         frame: usize,
@@ -372,6 +372,7 @@ impl Session {
             });
         }
         self.client
+            .clone()
             .put_data(tokio_stream::iter(frames))
             .await
             .map(|_| ())

@@ -200,6 +200,7 @@ async fn lying_transfers_fail_their_put_alone() {
 async fn early_bytes_are_bounded() {
     let limits = Limits {
         early_put_bytes: 1500,
+        early_fetch_wait: std::time::Duration::from_millis(200),
         ..Limits::default()
     };
     let worker = Worker::start_with(waystation_cache::Config::default(), limits).await;
@@ -212,6 +213,26 @@ async fn early_bytes_are_bounded() {
     assert_eq!(session.read(11).await.unwrap(), bytes);
     // The op has taken the bytes: there is room again.
     session.put_data(3, &bytes, 100, 1000).await.unwrap();
+    worker.stop().await;
+}
+
+/// Bytes and ops come over two connections: a large put that is ahead of its op must wait for it, not fail.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_beyond_the_bound_wait_for_their_op() {
+    let limits = Limits {
+        early_put_bytes: 500,
+        ..Limits::default()
+    };
+    let worker = Worker::start_with(waystation_cache::Config::default(), limits).await;
+    let mut session = worker.session(1).await;
+    let bytes = pattern(1000);
+    let late_op = async {
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        expect_bytes(&session, 1, 11, 1000).await;
+    };
+    let (put, ()) = tokio::join!(session.put_data(1, &bytes, 100, 1000), late_op);
+    put.unwrap();
+    assert_eq!(session.read(11).await.unwrap(), bytes);
     worker.stop().await;
 }
 
