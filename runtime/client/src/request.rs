@@ -59,6 +59,18 @@ pub fn make_array(
     })
 }
 
+/// An array of the host buffer's strings, whole on each of the devices. The array's handle is the buffer's.
+pub fn make_strings(handle: u64, dims: &[i64], devices: &[i32]) -> Request {
+    let mut request = make_array(handle, dims, devices, None);
+    if let Request::MakeArrayFromHostBufferRequest(request) = &mut request {
+        request.dtype = Some(DTypeProto {
+            version_number: 0,
+            kind: Kind::String as i32,
+        });
+    }
+    request
+}
+
 /// Reads an array into a host buffer, dense row-major.
 pub fn copy_to_host(array_handle: u64, host_buffer_handle: u64) -> Request {
     Request::CopyToHostBufferRequest(CopyToHostBufferRequest {

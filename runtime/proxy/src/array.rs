@@ -4,27 +4,69 @@ use std::sync::Arc;
 
 use waystation_proto::xla::PrimitiveType;
 
-use crate::{convert::Sharding, link::Link, status::Status};
+use crate::{
+    convert::{Dtype, Sharding},
+    link::Link,
+    status::{self, Status},
+    strings::Coming,
+};
 
 /// One device's piece of one or more arrays. The worker forgets it when the last reference goes.
 #[derive(Debug)]
 pub(crate) struct Shard {
+    /// As the worker knows it; 0 for strings.
     pub(crate) id: u64,
     /// Global id of the device.
     pub(crate) device: i32,
     pub(crate) link: Arc<Link>,
+    /// Set where the values are strings: they are here, and the worker knows of nothing.
+    strings: Option<Coming>,
+}
+
+impl Shard {
+    /// A shard that the worker knows, or will with the next op.
+    pub(crate) fn new(id: u64, device: i32, link: Arc<Link>) -> Self {
+        Self {
+            id,
+            device,
+            link,
+            strings: None,
+        }
+    }
+
+    /// A shard of strings.
+    pub(crate) fn of_strings(device: i32, link: Arc<Link>, strings: Coming) -> Self {
+        Self {
+            id: 0,
+            device,
+            link,
+            strings: Some(strings),
+        }
+    }
+
+    /// Its strings.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT where it has numbers.
+    pub(crate) fn strings(&self) -> Result<&Coming, Status> {
+        self.strings
+            .as_ref()
+            .ok_or_else(|| status::invalid_argument("a shard of numbers where strings are wanted"))
+    }
 }
 
 impl Drop for Shard {
     fn drop(&mut self) {
-        self.link.drop_shard(self.id);
+        if self.strings.is_none() {
+            self.link.drop_shard(self.id);
+        }
     }
 }
 
 /// What a client's handle stands for.
 #[derive(Clone, Debug)]
 pub(crate) struct Array {
-    pub(crate) dtype: PrimitiveType,
+    pub(crate) dtype: Dtype,
     /// Global dimensions.
     pub(crate) dims: Vec<i64>,
     pub(crate) sharding: Sharding,
@@ -35,17 +77,30 @@ pub(crate) struct Array {
 
 impl Array {
     pub(crate) fn new(
-        dtype: PrimitiveType,
+        dtype: impl Into<Dtype>,
         dims: Vec<i64>,
         sharding: Sharding,
         shards: Vec<Arc<Shard>>,
     ) -> Self {
         Self {
-            dtype,
+            dtype: dtype.into(),
             dims,
             sharding,
             shards,
             deleted: false,
+        }
+    }
+
+    /// The type of its numbers, for what only numbers can do: `what`.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT where it holds strings.
+    pub(crate) fn numbers(&self, what: &str) -> Result<PrimitiveType, Status> {
+        match self.dtype {
+            Dtype::Numbers(primitive) => Ok(primitive),
+            Dtype::Strings => Err(status::invalid_argument(format!(
+                "{what} is an array of strings; only arrays of numbers can be used there"
+            ))),
         }
     }
 

@@ -35,6 +35,32 @@ const DIFFERENT: &[(Kind, PrimitiveType)] = &[
     (Kind::F6e3m2fn, PrimitiveType::F6e3m2fn),
 ];
 
+/// What an array's elements are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dtype {
+    /// XLA's types, which plugins know.
+    Numbers(PrimitiveType),
+    /// Byte strings of any length, which only the proxy knows.
+    Strings,
+}
+
+impl From<PrimitiveType> for Dtype {
+    fn from(primitive: PrimitiveType) -> Self {
+        Self::Numbers(primitive)
+    }
+}
+
+/// The element type of an array that may hold strings.
+///
+/// # Errors
+/// INVALID_ARGUMENT where it is missing or unknown.
+pub(crate) fn element_type(dtype: Option<&DTypeProto>) -> Result<Dtype, Status> {
+    match dtype {
+        Some(d) if d.kind == Kind::String as i32 => Ok(Dtype::Strings),
+        other => primitive_type(other).map(Dtype::Numbers),
+    }
+}
+
 /// XLA's element type for an IFRT one.
 ///
 /// # Errors
@@ -49,7 +75,7 @@ pub(crate) fn primitive_type(dtype: Option<&DTypeProto>) -> Result<PrimitiveType
     match kind {
         Kind::Unspecified => Err(status::invalid_argument("the array has no dtype")),
         Kind::String => Err(status::unimplemented(
-            "arrays of strings are not served yet",
+            "strings are not served here, only numbers",
         )),
         _ => PrimitiveType::try_from(number)
             .map_err(|_| status::invalid_argument(format!("unknown dtype kind {number}"))),
@@ -354,6 +380,11 @@ mod tests {
             .code,
             12
         );
+        let string = DTypeProto {
+            version_number: 0,
+            kind: 99,
+        };
+        assert_eq!(element_type(Some(&string)).expect("known"), Dtype::Strings);
         assert_eq!(
             primitive_type(Some(&DTypeProto {
                 version_number: 0,

@@ -26,7 +26,7 @@ use waystation_proto::{
 
 use crate::{
     counters::Counters,
-    host_buffers::{HostBuffers, HostMemory, Outgoing},
+    host_buffers::{HostBuffers, HostMemory, Outgoing, Transfer},
     link::FRAME_BYTES,
     session::{REPLY_QUEUE, Session, Shared},
     status, version,
@@ -205,11 +205,20 @@ impl GrpcIfrtService for Front {
             .buffers(request.session_id)?
             .lookup(request.handle)
             .map_err(|e| status::to_tonic(&e))?;
-        Counters::add(&self.shared.counters.fetched_bytes, outgoing.size_bytes);
-        let stream = match &outgoing.inline {
-            Some(bytes) => inline(bytes.clone()),
-            None => relay(outgoing).await?,
+        let (stream, size) = match &*outgoing {
+            Outgoing::AtWorker(transfer) => (
+                match &transfer.inline {
+                    Some(bytes) => frames(bytes.clone()),
+                    None => relay(Arc::clone(&outgoing), transfer).await?,
+                },
+                transfer.size_bytes,
+            ),
+            Outgoing::Here(strings) => (
+                frames(strings.bytes().clone()),
+                strings.bytes().len() as u64,
+            ),
         };
+        Counters::add(&self.shared.counters.fetched_bytes, size);
         Ok(Response::new(stream))
     }
 
@@ -235,35 +244,41 @@ impl GrpcIfrtService for Front {
     }
 }
 
-/// Small contents, in one message.
-fn inline(data: Bytes) -> BoxStream<'static, Result<GrpcHostBufferLookupResponse, Status>> {
-    debug_assert!(data.len() <= FRAME_BYTES);
-    futures::stream::once(async move { Ok(GrpcHostBufferLookupResponse { data }) }).boxed()
+/// What is here already.
+fn frames(mut data: Bytes) -> BoxStream<'static, Result<GrpcHostBufferLookupResponse, Status>> {
+    let count = data.len().div_ceil(FRAME_BYTES).max(1);
+    futures::stream::iter((0..count).map(move |_| {
+        let data = data.split_to(data.len().min(FRAME_BYTES));
+        Ok(GrpcHostBufferLookupResponse { data })
+    }))
+    .boxed()
 }
 
 /// The worker's frames as they come; HTTP/2 slows the worker down to the client's speed. The transfer lives until the
 /// stream's end, even when the client deletes the buffer meanwhile.
 async fn relay(
     outgoing: Arc<Outgoing>,
+    transfer: &Transfer,
 ) -> Result<BoxStream<'static, Result<GrpcHostBufferLookupResponse, Status>>, Status> {
     let request = FetchDataRequest {
-        epoch: outgoing.link.epoch,
-        transfer: outgoing.transfer,
+        epoch: transfer.link.epoch,
+        transfer: transfer.transfer,
     };
-    let lost = |outgoing: &Outgoing, e: &Status| {
-        status::to_tonic(&status::from_worker(&outgoing.link.name, e))
-    };
-    let frames = outgoing
+    let worker = transfer.link.name.clone();
+    let lost = move |e: &Status| status::to_tonic(&status::from_worker(&worker, e));
+    let frames = transfer
         .link
         .data()
         .fetch_data(request)
         .await
-        .map_err(|e| lost(&outgoing, &e))?
+        .map_err(|e| lost(&e))?
         .into_inner();
     Ok(frames
-        .map(move |frame| match frame {
-            Ok(frame) => Ok(GrpcHostBufferLookupResponse { data: frame.data }),
-            Err(e) => Err(lost(&outgoing, &e)),
+        .map(move |frame| {
+            let _until_the_end = &outgoing;
+            frame
+                .map(|frame| GrpcHostBufferLookupResponse { data: frame.data })
+                .map_err(|e| lost(&e))
         })
         .boxed())
 }

@@ -4,7 +4,7 @@
 //! came; a reader follows them while they still come, so a big put flows through. Chunks beyond the memory bound go to
 //! an unlinked temporary file, so that stores never make the control stream wait.
 //!
-//! Out: only where the bytes lie (a worker's transfer) is kept; lookups relay them.
+//! Out: only where the bytes lie (a worker's transfer, or an array of strings) is kept; lookups relay them.
 
 use std::{
     collections::HashMap,
@@ -24,6 +24,7 @@ use crate::{
     counters::Counters,
     link::Link,
     status::{self, Status},
+    strings::Strings,
 };
 
 /// The unit in which memory is counted, in bytes: semaphores count in u32.
@@ -45,7 +46,7 @@ pub(crate) struct HostMemory {
 
 /// Memory taken from the bound; given back when dropped.
 #[derive(Debug)]
-struct Held {
+pub(crate) struct Held {
     _units: OwnedSemaphorePermit,
     bytes: usize,
     counters: Arc<Counters>,
@@ -66,7 +67,8 @@ impl HostMemory {
         }
     }
 
-    fn try_hold(&self, bytes: usize) -> Option<Held> {
+    /// Memory from the bound; `None` where too little is left.
+    pub(crate) fn try_hold(&self, bytes: usize) -> Option<Held> {
         let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).ok()?;
         let permit = Arc::clone(&self.units).try_acquire_many_owned(units).ok()?;
         Counters::add(&self.counters.host_buffer_memory_bytes, bytes as u64);
@@ -216,9 +218,18 @@ async fn blocking<T: Send + 'static>(
     }
 }
 
+/// Bytes of a fetched array.
+#[derive(Debug)]
+pub(crate) enum Outgoing {
+    /// Numbers.
+    AtWorker(Transfer),
+    /// Strings.
+    Here(Arc<Strings>),
+}
+
 /// Bytes of a fetched array, waiting at a worker; released there when dropped.
 #[derive(Debug)]
-pub(crate) struct Outgoing {
+pub(crate) struct Transfer {
     pub(crate) link: Arc<Link>,
     pub(crate) transfer: u64,
     pub(crate) size_bytes: u64,
@@ -226,7 +237,7 @@ pub(crate) struct Outgoing {
     pub(crate) inline: Option<Bytes>,
 }
 
-impl Drop for Outgoing {
+impl Drop for Transfer {
     fn drop(&mut self) {
         self.link.release(self.transfer);
     }
@@ -251,6 +262,11 @@ impl HostBuffers {
             memory,
             entries: Mutex::new(HashMap::new()),
         }
+    }
+
+    /// The bound on memory.
+    pub(crate) fn memory(&self) -> Arc<HostMemory> {
+        Arc::clone(&self.memory)
     }
 
     /// The buffer of an array that is being made: taken out if its store has begun, else waited for.

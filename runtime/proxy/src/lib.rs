@@ -18,6 +18,7 @@ mod serve;
 mod session;
 mod status;
 mod status_page;
+mod strings;
 mod version;
 
 pub use config::{Config, DEFAULT_HOST_BUFFER_MEMORY_BYTES};

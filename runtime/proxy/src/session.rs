@@ -12,6 +12,7 @@ mod init;
 mod plugin_program;
 mod programs;
 mod remap;
+mod strings;
 mod upload;
 mod values;
 

@@ -42,7 +42,7 @@ impl Session {
         request: MakeArrayFromHostBufferRequest,
     ) -> Handled {
         let buffer = self.host_buffers.consume(request.host_buffer_handle)?;
-        let dtype = convert::primitive_type(request.dtype.as_ref())?;
+        let dtype = convert::element_type(request.dtype.as_ref())?;
         let dims = convert::dims(request.shape.as_ref())?;
         let sharding = convert::sharding(request.sharding.as_ref())?;
         if !sharding.is_fully_replicated(&dims) {
@@ -102,7 +102,7 @@ impl Session {
         spec: MakeArraysFromHostBufferShardsSpec,
     ) -> Result<Array, Status> {
         let array_spec = spec.array_spec.unwrap_or_default();
-        let dtype = convert::primitive_type(array_spec.dtype.as_ref())?;
+        let dtype = convert::element_type(array_spec.dtype.as_ref())?;
         let dims = convert::dims(array_spec.shape.as_ref())?;
         let sharding = convert::sharding(array_spec.sharding.as_ref())?;
         let shard_dims = sharding.shard_dims(&dims)?;
@@ -206,7 +206,7 @@ impl Session {
         let mut dtype = request
             .dtype
             .as_ref()
-            .map(|d| convert::primitive_type(Some(d)))
+            .map(|d| convert::element_type(Some(d)))
             .transpose()?;
         for (&handle, &device) in handles.iter().zip(&sharding.devices) {
             let array = self.array(handle)?;

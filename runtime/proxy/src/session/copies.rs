@@ -17,7 +17,8 @@ use super::{Handled, Outcome, Session, arrays::result_handles, init::unexpected}
 use crate::{
     array::{Array, Shard},
     cluster::Device,
-    host_buffers::Outgoing,
+    convert::Dtype,
+    host_buffers::{Outgoing, Transfer},
     link::{Answer, Link},
     status::{self, Status},
 };
@@ -87,6 +88,9 @@ impl Session {
     }
 
     async fn copy_array(&mut self, array: &Array, change: Change) -> Result<Array, Status> {
+        let Dtype::Numbers(dtype) = array.dtype else {
+            return self.copy_strings(array, change.devices, change.memory_kind);
+        };
         let cluster = Arc::clone(self.cluster()?);
         let shard_dims = array.sharding.shard_dims(&array.dims)?;
         let same_memory = change.memory_kind == array.sharding.memory_kind;
@@ -100,11 +104,8 @@ impl Session {
                 continue;
             }
             let link = cluster.link(device);
-            let shard = Arc::new(Shard {
-                id: self.shared.ids.next(),
-                device: device.id,
-                link: Arc::clone(link),
-            });
+            let id = self.shared.ids.next();
+            let shard = Arc::new(Shard::new(id, device.id, Arc::clone(link)));
             let target = target(&shard, device, change.memory_kind.as_deref());
             if Arc::ptr_eq(link, &source.link) {
                 let copy = Copy {
@@ -118,7 +119,7 @@ impl Session {
                     transfer,
                     from: from.address.clone(),
                     from_epoch: from.epoch,
-                    dtype: array.dtype as i32,
+                    dtype: dtype as i32,
                     dims,
                     target: Some(target),
                     user_context: change.user_context,
@@ -182,6 +183,9 @@ impl Session {
                 )));
             }
         };
+        if array.dtype == Dtype::Strings {
+            return Ok(self.fetch_strings(shard.strings()?.clone(), request.host_buffer_handle));
+        }
         let transfer = self.shared.ids.next();
         let read = Read {
             transfer,
@@ -199,8 +203,8 @@ impl Session {
         let buffers = Arc::clone(&self.host_buffers);
         let handle = request.host_buffer_handle;
         Ok(Outcome::Later(Box::pin(async move {
-            let outgoing = outgoing(answer, release).await?;
-            buffers.offer(handle, outgoing)?;
+            let transfer = transferred(answer, release).await?;
+            buffers.offer(handle, Outgoing::AtWorker(transfer))?;
             Ok(Response::CopyToHostBufferResponse(
                 CopyToHostBufferResponse {},
             ))
@@ -208,12 +212,12 @@ impl Session {
     }
 }
 
-async fn outgoing(answer: Answer, release: ReleaseAtEnd) -> Result<Outgoing, Status> {
+async fn transferred(answer: Answer, release: ReleaseAtEnd) -> Result<Transfer, Status> {
     let reply::Reply::ReadDone(done) = answer.wait().await? else {
         return Err(unexpected("Read"));
     };
     let (link, transfer) = release.keep();
-    Ok(Outgoing {
+    Ok(Transfer {
         link,
         transfer,
         size_bytes: done.size_bytes,

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     array::{Array, Shard},
-    convert,
+    convert::{self, Dtype},
     counters::Counters,
     status::{self, Status},
 };
@@ -117,13 +117,7 @@ impl Session {
                 .devices
                 .iter()
                 .zip(first..)
-                .map(|(&device, id)| {
-                    Arc::new(Shard {
-                        id,
-                        device,
-                        link: Arc::clone(&program.link),
-                    })
-                })
+                .map(|(&device, id)| Arc::new(Shard::new(id, device, Arc::clone(&program.link))))
                 .collect();
             let array = Array::new(spec.dtype, spec.dims.clone(), spec.sharding.clone(), shards);
             let handle = self.insert(handle, Ok(array))?;
@@ -165,6 +159,12 @@ impl Session {
         };
         for (index, &handle) in handles.iter().enumerate() {
             let array = self.array(handle)?;
+            if array.dtype == Dtype::Strings {
+                return Err(status::invalid_argument(format!(
+                    "argument {index} of executable '{}' is an array of strings; programs take arrays of numbers",
+                    program.info.name
+                )));
+            }
             if array.shards.len() != program.devices.len() {
                 return Err(status::invalid_argument(format!(
                     "argument {index} of executable '{}' is on {} devices, the program runs on {}",

@@ -107,7 +107,7 @@ impl Session {
                 let mut outputs = Vec::with_capacity(arrays.len());
                 for (array, handle) in arrays.into_iter().zip(handles) {
                     let spec = ResultSpec {
-                        dtype: array.dtype,
+                        dtype: array.numbers("a restored array")?,
                         dims: array.dims.clone(),
                         sharding: array.sharding.clone(),
                     };
@@ -175,7 +175,7 @@ impl Session {
                 &item.dims,
                 &item.sharding,
                 &item.device_ids,
-                array.dtype,
+                array.numbers("an array to save")?,
             );
             let mut parts: BTreeMap<usize, save_arrays::Item> = BTreeMap::new();
             for (position, &id) in (0u32..).zip(&item.device_ids) {
@@ -240,11 +240,8 @@ impl Session {
                 let device = cluster.device(id).ok_or_else(|| {
                     status::invalid_argument(format!("Bad PluginProgram: unknown device {id}"))
                 })?;
-                let shard = Shard {
-                    id: self.shared.ids.next(),
-                    device: id,
-                    link: Arc::clone(cluster.link(device)),
-                };
+                let link = Arc::clone(cluster.link(device));
+                let shard = Shard::new(self.shared.ids.next(), id, link);
                 let part = parts
                     .entry(device.link)
                     .or_insert_with(|| restore_arrays::Item {

@@ -99,7 +99,7 @@ fn remap(plan: &RemapPlanProto, inputs: &[Array]) -> Result<Vec<Array>, Status> 
                 ))),
             })
             .collect::<Result<_, _>>()?;
-        let dtype = convert::primitive_type(spec.dtype.as_ref())?;
+        let dtype = convert::element_type(spec.dtype.as_ref())?;
         arrays.push(Array::new(
             dtype,
             convert::dims(spec.shape.as_ref())?,

@@ -6,12 +6,13 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use waystation_proto::{
     waystation::worker::{DataFrame, DataHeader, Put, Strides, Target, op},
-    xla::{LayoutProto, PrimitiveType},
+    xla::LayoutProto,
 };
 
 use super::Session;
 use crate::{
     array::Shard,
+    convert::Dtype,
     host_buffers::Incoming,
     link::Link,
     status::{self, Status},
@@ -32,7 +33,7 @@ pub(super) struct Destination {
 
 /// What the bytes are.
 pub(super) struct Contents {
-    pub(super) dtype: PrimitiveType,
+    pub(super) dtype: Dtype,
     /// Of one shard.
     pub(super) dims: Vec<i64>,
     pub(super) byte_strides: Option<Vec<i64>>,
@@ -49,6 +50,9 @@ impl Session {
         contents: Contents,
         destinations: &[Destination],
     ) -> Result<Vec<(usize, Arc<Shard>)>, Status> {
+        let Dtype::Numbers(dtype) = contents.dtype else {
+            return self.keep_strings(buffer, &contents, destinations);
+        };
         let cluster = Arc::clone(self.cluster()?);
         let mut by_link: BTreeMap<usize, Vec<Target>> = BTreeMap::new();
         let mut shards = Vec::with_capacity(destinations.len());
@@ -56,11 +60,8 @@ impl Session {
             let device = cluster.device(destination.device).ok_or_else(|| {
                 status::invalid_argument(format!("unknown device {}", destination.device))
             })?;
-            let shard = Shard {
-                id: self.shared.ids.next(),
-                device: device.id,
-                link: Arc::clone(cluster.link(device)),
-            };
+            let link = Arc::clone(cluster.link(device));
+            let shard = Shard::new(self.shared.ids.next(), device.id, link);
             by_link.entry(device.link).or_default().push(Target {
                 shard: shard.id,
                 device: device.ordinal,
@@ -74,7 +75,7 @@ impl Session {
             let transfer = self.shared.ids.next();
             link.send(op::Op::Put(Put {
                 transfer,
-                dtype: contents.dtype as i32,
+                dtype: dtype as i32,
                 dims: contents.dims.clone(),
                 byte_strides: contents
                     .byte_strides

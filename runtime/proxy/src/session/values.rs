@@ -13,7 +13,7 @@ use waystation_proto::{
 };
 
 use super::{Future, Handled, Outcome, Session, lock};
-use crate::{link::Link, status};
+use crate::{link::Link, status, strings::Coming};
 
 impl Session {
     /// Answers when the future is there. A future is asked for once.
@@ -50,8 +50,13 @@ impl Session {
     /// Answers when all the arrays are ready, or with the first failure.
     pub(super) async fn check_value_ready(&mut self, request: &CheckValueReadyRequest) -> Handled {
         let mut by_link: Vec<(Arc<Link>, Vec<u64>)> = Vec::new();
+        let mut strings = Vec::new();
         for &handle in &request.value_handles {
             for shard in &self.array(handle)?.shards {
+                if let Ok(coming) = shard.strings() {
+                    strings.push(coming.clone());
+                    continue;
+                }
                 match by_link
                     .iter_mut()
                     .find(|(link, _)| Arc::ptr_eq(link, &shard.link))
@@ -71,6 +76,7 @@ impl Session {
         }
         Ok(Outcome::Later(Box::pin(async move {
             try_join_all(answers.into_iter().map(|answer| answer.wait())).await?;
+            try_join_all(strings.iter().map(Coming::wait)).await?;
             Ok(Response::CheckValueReadyResponse(
                 CheckValueReadyResponse {},
             ))
