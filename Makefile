@@ -7,7 +7,7 @@ VENV := .venv
 VENV311 := .venv311
 BINARY := target/release/waystation
 
-.PHONY: help build demo test bench fmt lint doc soak clean venv venv311 need-cargo
+.PHONY: help build demo test smoke bench fmt lint doc soak clean venv venv311 need-cargo
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -30,6 +30,10 @@ demo: build venv ## train on Waystation: cold, warm from the bucket, cold again,
 test: ## every check: format, lints, docs, Rust tests, Python end-to-end tests; ends in a summary
 	@tests/tools/run_checks.sh
 
+SMOKE_JAX ?= 0.8.3 0.9.2 0.10.2 0.11.2
+smoke: build ## the client programs with the older JAX versions; SMOKE_JAX=0.8.3 for one
+	@tests/tools/smoke.sh $(SMOKE_JAX)
+
 bench: build venv ## speed against native JAX and a null server on this machine; a table, and JSON in bench-results/
 	$(CARGO) build --release --locked --bin null_server
 	$(VENV)/bin/python tests/bench/bench.py --binary $(BINARY)
@@ -48,4 +52,4 @@ soak: build venv ## the slow tests: property tests with many cases, end-to-end t
 	$(VENV)/bin/python -m pytest -q tests/python -m "slow or not slow"
 
 clean: ## remove build outputs and virtual environments
-	rm -rf target $(VENV) $(VENV311) bench-results
+	rm -rf target $(VENV) $(VENV311) .venv-jax* bench-results

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Makes a virtual environment from the pinned requirement files: make_venv.sh FOLDER VERSION...
-# The newest of the VERSIONs that is installed is taken. 3.12 and newer take py312.txt, 3.11 takes py311.txt.
+# The newest of the VERSIONs that is installed is taken. 3.12 and newer take py312.txt, 3.11 takes py311.txt, unless PINS names
+# another file of this folder.
 # Does nothing when FOLDER was made by the same interpreter from the same files. Exit 3: no such Python here.
 set -eu
 
@@ -13,8 +14,8 @@ if ! python=$("$here/find_python.sh" "$@"); then
     exit 3
 fi
 case $("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])') in
-    3.11) pins=$here/py311.txt ;;
-    *) pins=$here/py312.txt ;;
+    3.11) pins=$here/${PINS:-py311.txt} ;;
+    *) pins=$here/${PINS:-py312.txt} ;;
 esac
 
 wanted="$python $(cat "$pins" "$here/plugins.txt" | sha256sum | cut -d' ' -f1)"
