@@ -39,6 +39,18 @@ impl Cluster {
     /// # Panics
     /// When the CPU plugin is not installed (`make venv` installs it) or a part cannot start.
     pub async fn start(workers: u32, devices: i64) -> Self {
+        Self::start_with(workers, devices, |_| {}).await
+    }
+
+    /// Like [`Self::start`], with the proxy's configuration changed.
+    ///
+    /// # Panics
+    /// As [`Self::start`].
+    pub async fn start_with(
+        workers: u32,
+        devices: i64,
+        change: impl FnOnce(&mut waystation_proxy::Config),
+    ) -> Self {
         let stop = CancellationToken::new();
         let manager = listener();
         let manager_address = manager.local_addr().expect("bound").to_string();
@@ -75,7 +87,8 @@ impl Cluster {
         }
         let listener = listener();
         let proxy = listener.local_addr().expect("bound").to_string();
-        let config = waystation_proxy::Config::new(listener, manager_address);
+        let mut config = waystation_proxy::Config::new(listener, manager_address);
+        change(&mut config);
         tokio::spawn(waystation_proxy::serve(config, stop.clone()));
         Self {
             proxy,

@@ -51,10 +51,12 @@ pub(crate) struct Cluster {
 }
 
 /// Where a started cluster answers.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Addresses {
     pub(crate) proxy: SocketAddr,
     pub(crate) status: SocketAddr,
+    /// Where its clients leave large host buffers, when they do.
+    pub(crate) large_transfers: PathBuf,
 }
 
 impl Cluster {
@@ -105,12 +107,20 @@ impl Cluster {
             .first()
             .copied()
             .unwrap_or(SocketAddr::from(([127, 0, 0, 1], 0)));
+        let large_transfers = plan.large_transfer_directory(self.private.path());
+        std::fs::create_dir_all(&large_transfers).map_err(|error| {
+            Failure::because("the folder for large transfers cannot be made", &error)
+        })?;
         let proxy = self.spawn(plan, Role::Proxy, Some(manager))?;
         for (slice, task) in plan.places() {
             self.spawn(plan, Role::Worker { slice, task }, Some(manager))?;
         }
         let addresses = match self.ready(&proxy).await?[..] {
-            [proxy, status] => Addresses { proxy, status },
+            [proxy, status] => Addresses {
+                proxy,
+                status,
+                large_transfers,
+            },
             _ => {
                 return Err(Failure::internal(
                     "the proxy's ready file does not have two addresses",
@@ -201,8 +211,9 @@ impl Cluster {
         role: Role,
         manager: Option<SocketAddr>,
     ) -> Result<PathBuf, Failure> {
-        let ready_file = self.private.path().join(format!("{}.ready", role.name()));
-        let arguments = plan.arguments(role, manager, &ready_file);
+        let folder = self.private.path();
+        let arguments = plan.arguments(role, manager, folder);
+        let ready_file = plan::ready_file(folder, role);
         self.components
             .push(Component::spawn(role.name(), &arguments, &self.output)?);
         Ok(ready_file)

@@ -9,6 +9,7 @@ mod cluster;
 mod command;
 mod error;
 mod http;
+mod large_transfers;
 mod lifetime;
 mod listen;
 mod location;

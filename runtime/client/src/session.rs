@@ -18,10 +18,10 @@ use tonic::{
 };
 use waystation_proto::xla::ifrt::proxy::{
     GrpcGetVersionRequest, GrpcHostBufferDeleteRequest, GrpcHostBufferLookupRequest,
-    GrpcHostBufferStoreMetadata, GrpcHostBufferStoreRequest, GrpcIfrtSessionMetadata,
-    IfrtProxyVersion, IfrtRequest, IfrtResponse, InitRequest, InitResponse, RequestMetadata,
-    grpc_ifrt_service_client::GrpcIfrtServiceClient, ifrt_request::Request,
-    ifrt_response::Response,
+    GrpcHostBufferReadFromDiskRequest, GrpcHostBufferStoreMetadata, GrpcHostBufferStoreRequest,
+    GrpcIfrtSessionMetadata, IfrtProxyVersion, IfrtRequest, IfrtResponse, InitRequest,
+    InitResponse, RequestMetadata, grpc_ifrt_service_client::GrpcIfrtServiceClient,
+    ifrt_request::Request, ifrt_response::Response,
 };
 
 use crate::Error;
@@ -256,6 +256,26 @@ impl Client {
             .host_buffer_store(request)
             .await
             .map_err(refused("HostBufferStore"))?;
+        Ok(())
+    }
+
+    /// Announces a host buffer that lies in a file.
+    ///
+    /// # Errors
+    /// The server's status.
+    pub async fn read_from_disk(&self, handle: u64, buffer_size: i64) -> Result<(), Error> {
+        let request = GrpcHostBufferReadFromDiskRequest {
+            metadata: Some(GrpcHostBufferStoreMetadata {
+                session_id: self.init.session_id,
+                handle,
+                buffer_size,
+            }),
+        };
+        self.data
+            .clone()
+            .host_buffer_read_from_disk(request)
+            .await
+            .map_err(refused("HostBufferReadFromDisk"))?;
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! What a proxy is told at start. Only the CLI reads the environment (D10).
 
-use std::net::TcpListener;
+use std::{net::TcpListener, path::PathBuf};
 
 /// Host buffers kept in memory before the rest goes to an unlinked file, in bytes.
 pub const DEFAULT_HOST_BUFFER_MEMORY_BYTES: u64 = 2 << 30;
@@ -16,6 +16,8 @@ pub struct Config {
     pub resource_manager: String,
     /// Upper bound, in bytes, of host buffers waiting in memory; what comes above it waits in an unlinked file.
     pub host_buffer_memory_bytes: u64,
+    /// Directory shared with clients that hand large host buffers over as files; `None` refuses them.
+    pub large_transfer_directory: Option<PathBuf>,
     /// `--xla_*` flags of the command line, carried by each compile.
     pub xla_flags: Vec<String>,
 }
@@ -28,6 +30,7 @@ impl Config {
             status_listener: None,
             resource_manager,
             host_buffer_memory_bytes: DEFAULT_HOST_BUFFER_MEMORY_BYTES,
+            large_transfer_directory: None,
             xla_flags: Vec::new(),
         }
     }

@@ -179,9 +179,7 @@ impl GrpcIfrtService for Front {
             })?;
         let metadata = GrpcHostBufferStoreMetadata::decode(metadata)
             .map_err(|e| Status::invalid_argument(format!("malformed {STORE_METADATA}: {e}")))?;
-        let size = u64::try_from(metadata.buffer_size).map_err(|_| {
-            Status::invalid_argument(format!("a host buffer of {} bytes", metadata.buffer_size))
-        })?;
+        let size = buffer_size(&metadata)?;
         let store = self
             .buffers(metadata.session_id)?
             .store(metadata.handle, size)
@@ -235,13 +233,40 @@ impl GrpcIfrtService for Front {
 
     async fn host_buffer_read_from_disk(
         &self,
-        _request: Request<GrpcHostBufferReadFromDiskRequest>,
+        request: Request<GrpcHostBufferReadFromDiskRequest>,
     ) -> Result<Response<GrpcHostBufferReadFromDiskResponse>, Status> {
-        Err(Status::unimplemented(
-            "HostBufferReadFromDisk is not served by this Waystation; unset \
-             IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_THRESHOLD_BYTES in the client",
-        ))
+        let metadata = request.into_inner().metadata.unwrap_or_default();
+        let size = buffer_size(&metadata)?;
+        let buffers = self.buffers(metadata.session_id)?;
+        let store = buffers
+            .store(metadata.handle, size)
+            .map_err(|e| status::to_tonic(&e))?;
+        let transfers = Arc::clone(&self.shared.large_transfers);
+        let taken =
+            tokio::task::spawn_blocking(move || transfers.take(&buffers, metadata.handle, size));
+        let taken = taken
+            .await
+            .unwrap_or_else(|e| Err(status::unavailable(format!("no file was taken: {e}"))));
+        match taken {
+            Ok(file) => store.adopt(file).map_err(|e| status::to_tonic(&e))?,
+            // The client gives up its session after this, and shows this text.
+            Err(status) => {
+                tracing::warn!(reason = %status.message, "a large transfer failed");
+                let shown = status::to_tonic(&status);
+                store.fail(status);
+                return Err(shown);
+            }
+        }
+        Counters::add(&self.shared.counters.stored_bytes, size);
+        Ok(Response::new(GrpcHostBufferReadFromDiskResponse {}))
     }
+}
+
+/// The size that a client announces.
+fn buffer_size(metadata: &GrpcHostBufferStoreMetadata) -> Result<u64, Status> {
+    u64::try_from(metadata.buffer_size).map_err(|_| {
+        Status::invalid_argument(format!("a host buffer of {} bytes", metadata.buffer_size))
+    })
 }
 
 /// What is here already.

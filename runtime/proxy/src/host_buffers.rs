@@ -6,15 +6,18 @@
 //!
 //! Out: only where the bytes lie (a worker's transfer, or an array of strings) is kept; lookups relay them.
 
+mod store;
+
 use std::{
     collections::HashMap,
     fs::File,
     io,
     os::unix::fs::FileExt as _,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    time::Instant,
 };
 
 use bytes::Bytes;
@@ -26,6 +29,8 @@ use crate::{
     status::{self, Status},
     strings::Strings,
 };
+
+pub(crate) use store::Store;
 
 /// The unit in which memory is counted, in bytes: semaphores count in u32.
 const UNIT_BYTES: usize = 4096;
@@ -207,7 +212,7 @@ async fn blocking<T: Send + 'static>(
 ) -> Result<T, Status> {
     let failed = |e: &dyn std::fmt::Display| {
         status::resource_exhausted(format!(
-            "the proxy could not keep a host buffer in its temporary file ({e}); raise --host_buffer_memory or free disk \
+            "the proxy could not keep a host buffer in a file or read it back ({e}); raise --host_buffer_memory or free disk \
              space in TMPDIR"
         ))
     };
@@ -254,6 +259,8 @@ enum Entry {
 pub(crate) struct HostBuffers {
     memory: Arc<HostMemory>,
     entries: Mutex<HashMap<u64, Entry>>,
+    opened: Instant,
+    verdict: OnceLock<Status>,
 }
 
 impl HostBuffers {
@@ -261,7 +268,25 @@ impl HostBuffers {
         Self {
             memory,
             entries: Mutex::new(HashMap::new()),
+            opened: Instant::now(),
+            verdict: OnceLock::new(),
         }
+    }
+
+    /// When the session began.
+    pub(crate) fn opened(&self) -> Instant {
+        self.opened
+    }
+
+    /// Fails all that the session asks for from now on: its arrays may hold another's bytes.
+    pub(crate) fn condemn(&self, status: Status) {
+        tracing::error!(reason = %status.message, "a session is refused everything from now on");
+        self.verdict.get_or_init(|| status);
+    }
+
+    /// Why the session is refused everything, where it is.
+    pub(crate) fn verdict(&self) -> Option<&Status> {
+        self.verdict.get()
     }
 
     /// The bound on memory.
@@ -347,6 +372,9 @@ impl HostBuffers {
 
     /// Where a fetch's bytes lie.
     pub(crate) fn lookup(&self, handle: u64) -> Result<Arc<Outgoing>, Status> {
+        if let Some(reason) = self.verdict() {
+            return Err(reason.clone());
+        }
         match lock(&self.entries).get(&handle) {
             Some(Entry::Out(outgoing)) => Ok(Arc::clone(outgoing)),
             _ => Err(status::invalid_argument(format!(
@@ -379,102 +407,6 @@ fn check_room(entries: &HashMap<u64, Entry>) -> Result<(), Status> {
         )));
     }
     Ok(())
-}
-
-/// A store under way. Dropped before its end it fails the buffer, so nobody waits for it for ever.
-#[derive(Debug)]
-pub(crate) struct Store {
-    buffers: Arc<HostBuffers>,
-    incoming: Arc<Incoming>,
-    handle: u64,
-    size: u64,
-    done: bool,
-}
-
-impl Store {
-    /// Takes the next bytes, into memory or, above the bound, into the buffer's file.
-    ///
-    /// # Errors
-    /// INVALID_ARGUMENT past the announced size, RESOURCE_EXHAUSTED when the file cannot take it.
-    pub(crate) async fn push(&self, bytes: Bytes) -> Result<(), Status> {
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        let received = lock(&self.incoming.contents).received;
-        if received + bytes.len() as u64 > self.size {
-            return Err(status::invalid_argument(format!(
-                "host buffer {} was announced with {} bytes, more came",
-                self.handle, self.size
-            )));
-        }
-        let len = bytes.len();
-        if let Some(held) = self.buffers.memory.try_hold(len) {
-            self.incoming
-                .push(Chunk::Memory { bytes, _held: held }, len);
-            return Ok(());
-        }
-        let spill = lock(&self.incoming.contents).spill.clone();
-        let file = match spill {
-            Some(file) => file,
-            None => {
-                let file = Arc::new(blocking(tempfile::tempfile).await?);
-                lock(&self.incoming.contents).spill = Some(Arc::clone(&file));
-                file
-            }
-        };
-        let offset = {
-            let mut contents = lock(&self.incoming.contents);
-            let offset = contents.spilled;
-            contents.spilled += len as u64;
-            offset
-        };
-        let target = Arc::clone(&file);
-        blocking(move || target.write_all_at(&bytes, offset)).await?;
-        Counters::add(
-            &self.buffers.memory.counters.host_buffer_spilled_bytes,
-            len as u64,
-        );
-        self.incoming.push(Chunk::File { file, offset, len }, len);
-        Ok(())
-    }
-
-    /// Ends the store.
-    ///
-    /// # Errors
-    /// INVALID_ARGUMENT when fewer bytes came than announced.
-    pub(crate) fn finish(mut self) -> Result<(), Status> {
-        let received = lock(&self.incoming.contents).received;
-        if received != self.size {
-            return Err(status::invalid_argument(format!(
-                "host buffer {} was announced with {} bytes, {received} came",
-                self.handle, self.size
-            )));
-        }
-        self.done = true;
-        self.end(Ok(()));
-        Ok(())
-    }
-
-    fn end(&self, result: Result<(), Status>) {
-        let mut entries = lock(&self.buffers.entries);
-        self.incoming.finish(result);
-        if self.incoming.taken.load(Relaxed)
-            && matches!(entries.get(&self.handle), Some(Entry::In(i)) if Arc::ptr_eq(i, &self.incoming))
-        {
-            entries.remove(&self.handle);
-        }
-    }
-}
-
-impl Drop for Store {
-    fn drop(&mut self) {
-        if !self.done {
-            self.end(Err(status::unavailable(format!(
-                "the store of host buffer {} ended before all its bytes came",
-                self.handle
-            ))));
-        }
-    }
 }
 
 #[cfg(test)]

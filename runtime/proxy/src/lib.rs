@@ -13,6 +13,7 @@ mod counters;
 mod error;
 mod front;
 mod host_buffers;
+mod large_transfers;
 mod link;
 mod serve;
 mod session;

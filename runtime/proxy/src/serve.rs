@@ -12,6 +12,7 @@ use crate::{
     counters::Counters,
     front::Front,
     host_buffers::HostMemory,
+    large_transfers::LargeTransfers,
     link::{CONNECTION_WINDOW_BYTES, Ids, STREAM_WINDOW_BYTES},
     session::Shared,
     status_page,
@@ -48,6 +49,7 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
         ids: Ids::new(),
         launches: AtomicU64::new(1),
         xla_flags: config.xla_flags,
+        large_transfers: Arc::new(LargeTransfers::new(config.large_transfer_directory)),
     });
     let memory = HostMemory::new(config.host_buffer_memory_bytes, counters);
     let service = GrpcIfrtServiceServer::new(Front::new(shared, memory, shutdown.clone()))

@@ -39,6 +39,7 @@ use crate::{
     cluster::{Cluster, ClusterWatch},
     counters::Counters,
     host_buffers::HostBuffers,
+    large_transfers::LargeTransfers,
     link::Ids,
     status::{self, Status},
 };
@@ -59,6 +60,7 @@ pub(crate) struct Shared {
     /// One sequence of launches for the whole proxy (D2).
     pub(crate) launches: AtomicU64,
     pub(crate) xla_flags: Vec<String>,
+    pub(crate) large_transfers: Arc<LargeTransfers>,
 }
 
 /// How a request is answered.
@@ -161,6 +163,12 @@ impl Session {
             return;
         };
         let minted = Minted::of(&request);
+        if let Some(reason) = self.host_buffers.verdict() {
+            let reason = reason.clone();
+            self.bind_failure(minted, &reason);
+            self.reply(op_id, Err(reason)).await;
+            return;
+        }
         match self.handle(context, request).await {
             Ok(Outcome::Now(response)) => self.reply(op_id, Ok(response)).await,
             Ok(Outcome::Later(work)) => {

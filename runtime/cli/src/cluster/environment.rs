@@ -1,30 +1,48 @@
 //! What the client's environment must say.
 
+use std::ffi::OsString;
+
 use super::Addresses;
+use crate::large_transfers;
 
 /// The variables that make a JAX process use this cluster.
-pub(crate) fn variables(addresses: Addresses) -> [(&'static str, String); 5] {
+pub(crate) fn variables(addresses: &Addresses) -> [(&'static str, OsString); 6] {
     [
-        ("JAX_PLATFORMS", "proxy".to_owned()),
-        ("JAX_BACKEND_TARGET", format!("grpc://{}", addresses.proxy)),
-        // The word itself; without it jaxlib's client speaks ALTS.
+        ("JAX_PLATFORMS", "proxy".into()),
         (
-            "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS",
-            "true".to_owned(),
+            "JAX_BACKEND_TARGET",
+            format!("grpc://{}", addresses.proxy).into(),
         ),
+        // The word itself; without it jaxlib's client speaks ALTS.
+        ("IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS", "true".into()),
         // Checkpoints are written and read by the workers.
-        ("ENABLE_PATHWAYS_PERSISTENCE", "1".to_owned()),
+        ("ENABLE_PATHWAYS_PERSISTENCE", "1".into()),
+        // Without a threshold, which is not set here, the client makes no use of it.
+        (
+            large_transfers::VARIABLE,
+            addresses.large_transfers.clone().into(),
+        ),
         (
             "WAYSTATION_STATUS_URL",
-            format!("http://{}/status", addresses.status),
+            format!("http://{}/status", addresses.status).into(),
         ),
     ]
 }
 
-/// The variables as lines for a shell. The values need no quotes: they are words, numbers and URLs without specials.
-pub(crate) fn exports(addresses: Addresses) -> String {
-    let lines = variables(addresses).map(|(name, value)| format!("export {name}={value}"));
+/// The variables as lines for a shell.
+pub(crate) fn exports(addresses: &Addresses) -> String {
+    let lines = variables(addresses)
+        .map(|(name, value)| format!("export {name}={}", quoted(&value.to_string_lossy())));
     lines.join("\n")
+}
+
+/// In quotes where a shell would see more than a word.
+fn quoted(value: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:".contains(c);
+    if value.chars().all(plain) {
+        return value.to_owned();
+    }
+    format!("'{}'", value.replace('\'', "'\\''"))
 }
 
 #[cfg(test)]
@@ -36,11 +54,13 @@ mod tests {
         let addresses = Addresses {
             proxy: "127.0.0.1:7".parse().unwrap(),
             status: "127.0.0.1:8".parse().unwrap(),
+            large_transfers: "/tmp/it's".into(),
         };
         assert_eq!(
-            exports(addresses),
+            exports(&addresses),
             "export JAX_PLATFORMS=proxy\nexport JAX_BACKEND_TARGET=grpc://127.0.0.1:7\n\
              export IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS=true\nexport ENABLE_PATHWAYS_PERSISTENCE=1\n\
+             export IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY='/tmp/it'\\''s'\n\
              export WAYSTATION_STATUS_URL=http://127.0.0.1:8/status"
         );
     }

@@ -9,7 +9,9 @@ use std::{
 
 use clap::ArgAction;
 
-use crate::{argv::parse_bool, error::Failure, location, plugin, python, size::parse_bytes};
+use crate::{
+    argv::parse_bool, error::Failure, large_transfers, location, plugin, python, size::parse_bytes,
+};
 
 /// What the cluster consists of.
 #[derive(Debug, clap::Args)]
@@ -38,6 +40,9 @@ pub(crate) struct ClusterArgs {
     /// Host buffers that the proxy keeps in memory before they go to a temporary file
     #[arg(long = "host_buffer_memory", value_name = "SIZE", default_value = "2GiB", value_parser = parse_bytes)]
     pub(crate) host_buffer_memory: u64,
+    /// Directory in which clients leave large host buffers as files for the proxy to take [default: a temporary one]
+    #[arg(long = "large_transfer_directory", value_name = "DIR")]
+    pub(crate) large_transfer_directory: Option<PathBuf>,
     /// Folder for the logs of proxy, resource manager and workers [default: a temporary one]
     #[arg(long = "log_dir", value_name = "FOLDER")]
     pub(crate) log_dir: Option<PathBuf>,
@@ -57,6 +62,8 @@ pub(crate) struct Plan {
     plugin: PathBuf,
     lapack: Option<PathBuf>,
     host_buffer_memory: u64,
+    /// `None`: a private one.
+    large_transfer_directory: Option<PathBuf>,
     xla_flags: Vec<String>,
 }
 
@@ -100,6 +107,9 @@ impl Plan {
                  with --lapack=/path/libopenblas.so"
             );
         }
+        if let Some(directory) = &args.large_transfer_directory {
+            large_transfers::check(directory)?;
+        }
         // A bucket that is not well was warned of here, once; the workers are not told of it.
         let bucket = location::open(args.gcs_scratch_location.as_deref()).await?;
         Ok(Plan {
@@ -110,8 +120,15 @@ impl Plan {
             plugin,
             lapack,
             host_buffer_memory: args.host_buffer_memory,
+            large_transfer_directory: args.large_transfer_directory.clone(),
             xla_flags,
         })
+    }
+
+    /// Where clients leave large host buffers: as told, or a folder of the cluster's own.
+    pub(super) fn large_transfer_directory(&self, folder: &Path) -> PathBuf {
+        let told = self.large_transfer_directory.clone();
+        told.unwrap_or_else(|| folder.join("large_transfers"))
     }
 
     /// (slice, task) of every worker.
@@ -124,13 +141,14 @@ impl Plan {
         self.slices as usize * self.workers as usize
     }
 
-    /// The child's command line. `manager`: where the resource manager listens, for all others.
+    /// The child's command line. `manager`: where the resource manager listens, for all others. `folder`: the cluster's own.
     pub(super) fn arguments(
         &self,
         role: Role,
         manager: Option<SocketAddr>,
-        ready_file: &Path,
+        folder: &Path,
     ) -> Vec<OsString> {
+        let ready_file = ready_file(folder, role);
         let word = match role {
             Role::ResourceManager => "resource-manager",
             Role::Worker { .. } => "worker",
@@ -172,11 +190,20 @@ impl Plan {
                     "host_buffer_memory",
                     self.host_buffer_memory.to_string(),
                 ));
+                arguments.push(flag(
+                    "large_transfer_directory",
+                    self.large_transfer_directory(folder),
+                ));
                 arguments.extend(self.xla_flags.iter().map(OsString::from));
             }
         }
         arguments
     }
+}
+
+/// Where a child says that it listens.
+pub(super) fn ready_file(folder: &Path, role: Role) -> PathBuf {
+    folder.join(format!("{}.ready", role.name()))
 }
 
 fn flag(name: &str, value: impl AsRef<OsStr>) -> OsString {
@@ -199,6 +226,7 @@ mod tests {
             plugin: "/p.so".into(),
             lapack: Some("/l.so".into()),
             host_buffer_memory: 7,
+            large_transfer_directory: None,
             xla_flags: vec!["--xla_a=1".to_owned()],
         }
     }
@@ -239,6 +267,10 @@ mod tests {
             panic!("not a proxy");
         };
         assert_eq!((proxy.status_port, proxy.host_buffer_memory), (Some(0), 7));
+        assert_eq!(
+            proxy.large_transfer_directory.as_deref(),
+            Some(Path::new("/r/large_transfers"))
+        );
 
         let line = plan().arguments(Role::ResourceManager, None, Path::new("/r"));
         let line = std::iter::once("w".into()).chain(line).collect();

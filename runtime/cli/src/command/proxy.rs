@@ -1,6 +1,8 @@
 //! `proxy`.
 
-use crate::{args::RoleArgs, error::Failure, lifetime, listen, size::parse_bytes};
+use std::path::PathBuf;
+
+use crate::{args::RoleArgs, error::Failure, large_transfers, lifetime, listen, size::parse_bytes};
 
 /// Port of Pathways' proxy.
 const DEFAULT_PORT: u16 = 29000;
@@ -27,6 +29,9 @@ pub(crate) struct Args {
     /// Host buffers kept in memory before they go to a temporary file
     #[arg(long = "host_buffer_memory", value_name = "SIZE", default_value = "2GiB", value_parser = parse_bytes)]
     pub(crate) host_buffer_memory: u64,
+    /// Directory in which clients leave large host buffers as files for this proxy to take [default: none]
+    #[arg(long = "large_transfer_directory", value_name = "DIR")]
+    pub(crate) large_transfer_directory: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) role: RoleArgs,
 }
@@ -42,6 +47,10 @@ pub(crate) fn run(args: Args, xla_flags: Vec<String>) -> Result<(), Failure> {
         config.status_listener = Some(listener);
     }
     config.host_buffer_memory_bytes = args.host_buffer_memory;
+    if let Some(directory) = &args.large_transfer_directory {
+        large_transfers::check(directory)?;
+    }
+    config.large_transfer_directory = args.large_transfer_directory;
     config.xla_flags = xla_flags;
     lifetime::run(args.role.parent_stdin, async |stop| {
         if let Some(file) = &args.role.ready_file {

@@ -98,7 +98,7 @@ fn spawn(command: &[OsString], addresses: Addresses) -> io::Result<Child> {
         .arg(format!("--parent={}", std::process::id()))
         .arg("--")
         .args(command);
-    tied.envs(environment::variables(addresses))
+    tied.envs(environment::variables(&addresses))
         .stdin(Stdio::inherit())
         .kill_on_drop(true);
     tied.spawn()

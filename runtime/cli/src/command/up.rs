@@ -34,7 +34,7 @@ async fn stay(cluster: &mut Cluster, plan: &Plan, signals: &mut Signals) -> Resu
         started = cluster.start(plan) => started?,
         signal = signals.recv() => return Ok(signal.exit_status()),
     };
-    output::print(&environment::exports(addresses))?;
+    output::print(&environment::exports(&addresses))?;
     loop {
         tokio::select! {
             // Asked to end is how this command ends.
