@@ -14,6 +14,7 @@ RUNS = [
     ("arrays", 1, 8),
     ("programs", 1, 8),
     ("errors", 1, 8),
+    ("contexts", 1, 8),
     ("training", 1, 8),
     ("linalg", 1, 8),
     ("persistence", 1, 8),

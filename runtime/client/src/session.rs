@@ -20,8 +20,9 @@ use waystation_proto::xla::ifrt::proxy::{
     GrpcGetVersionRequest, GrpcHostBufferDeleteRequest, GrpcHostBufferLookupRequest,
     GrpcHostBufferReadFromDiskRequest, GrpcHostBufferStoreMetadata, GrpcHostBufferStoreRequest,
     GrpcIfrtSessionMetadata, IfrtProxyVersion, IfrtRequest, IfrtResponse, InitRequest,
-    InitResponse, RequestMetadata, grpc_ifrt_service_client::GrpcIfrtServiceClient,
-    ifrt_request::Request, ifrt_response::Response,
+    InitResponse, RequestMetadata, ResponseMetadata,
+    grpc_ifrt_service_client::GrpcIfrtServiceClient, ifrt_request::Request,
+    ifrt_response::Response,
 };
 
 use crate::Error;
@@ -56,6 +57,7 @@ pub struct Client {
     next_op: AtomicU64,
     next_handle: AtomicU64,
     init: InitResponse,
+    init_metadata: ResponseMetadata,
 }
 
 /// An answer on its way.
@@ -68,7 +70,7 @@ impl Pending {
     /// # Errors
     /// [`Error::Failed`] with the server's status, [`Error::SessionEnded`].
     pub async fn wait(self) -> Result<Response, Error> {
-        let reply = self.0.await.map_err(|_| Error::SessionEnded)?;
+        let reply = self.reply().await?;
         let status = reply
             .response_metadata
             .and_then(|m| m.status)
@@ -78,6 +80,14 @@ impl Pending {
             None if status.code != 0 => Err(Error::Failed(Box::new(status))),
             None => Err(Error::WrongReply),
         }
+    }
+
+    /// Waits for the reply as it was sent, metadata and all.
+    ///
+    /// # Errors
+    /// [`Error::SessionEnded`].
+    pub async fn reply(self) -> Result<IfrtResponse, Error> {
+        self.0.await.map_err(|_| Error::SessionEnded)
     }
 }
 
@@ -169,9 +179,13 @@ impl Client {
             next_op: AtomicU64::new(1),
             next_handle: AtomicU64::new(1),
             init: InitResponse::default(),
+            init_metadata: ResponseMetadata::default(),
         };
-        match client.call(Request::InitRequest(InitRequest {})).await? {
-            Response::InitResponse(init) => client.init = init,
+        let init = client.send(Request::InitRequest(InitRequest {})).await;
+        let reply = init.reply().await?;
+        client.init_metadata = reply.response_metadata.unwrap_or_default();
+        match reply.response {
+            Some(Response::InitResponse(init)) => client.init = init,
             _ => return Err(Error::WrongReply),
         }
         Ok(client)
@@ -180,6 +194,11 @@ impl Client {
     /// The devices and memories, as the server told them.
     pub fn init(&self) -> &InitResponse {
         &self.init
+    }
+
+    /// What came with [`Self::init`].
+    pub fn init_metadata(&self) -> &ResponseMetadata {
+        &self.init_metadata
     }
 
     /// The next unused client handle.

@@ -7,6 +7,7 @@ use waystation_proto::xla::PrimitiveType;
 use crate::{
     convert::{Dtype, Sharding},
     link::Link,
+    session::UserContext,
     status::{self, Status},
     strings::Coming,
 };
@@ -19,27 +20,36 @@ pub(crate) struct Shard {
     /// Global id of the device.
     pub(crate) device: i32,
     pub(crate) link: Arc<Link>,
+    /// The request that made it, in whose name it may fail.
+    pub(crate) context: UserContext,
     /// Set where the values are strings: they are here, and the worker knows of nothing.
     strings: Option<Coming>,
 }
 
 impl Shard {
     /// A shard that the worker knows, or will with the next op.
-    pub(crate) fn new(id: u64, device: i32, link: Arc<Link>) -> Self {
+    pub(crate) fn new(id: u64, device: i32, link: Arc<Link>, context: &UserContext) -> Self {
         Self {
             id,
             device,
             link,
+            context: context.clone(),
             strings: None,
         }
     }
 
     /// A shard of strings.
-    pub(crate) fn of_strings(device: i32, link: Arc<Link>, strings: Coming) -> Self {
+    pub(crate) fn of_strings(
+        device: i32,
+        link: Arc<Link>,
+        context: &UserContext,
+        strings: Coming,
+    ) -> Self {
         Self {
             id: 0,
             device,
             link,
+            context: context.clone(),
             strings: Some(strings),
         }
     }
@@ -112,4 +122,12 @@ impl Array {
 }
 
 /// A handle's value: an array, or the failure of the request that should have made it.
-pub(crate) type Value = Result<Array, Status>;
+pub(crate) type Value = Result<Array, Failure>;
+
+/// Why there is no array.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    pub(crate) status: Status,
+    /// The request that failed; what the status names lives at least as long.
+    pub(crate) context: UserContext,
+}

@@ -12,8 +12,10 @@ mod init;
 mod plugin_program;
 mod programs;
 mod remap;
+mod replies;
 mod strings;
 mod upload;
+mod user_context;
 mod values;
 
 use std::{
@@ -31,11 +33,16 @@ use tokio::{
 };
 use tokio_stream::StreamExt as _;
 use waystation_proto::xla::ifrt::proxy::{
-    IfrtRequest, IfrtResponse, ResponseMetadata, ifrt_request::Request, ifrt_response::Response,
+    IfrtRequest, IfrtResponse, ifrt_request::Request, ifrt_response::Response,
 };
 
+pub(crate) use self::user_context::UserContext;
+use self::{
+    replies::{Numbered, Replies},
+    user_context::Destroyed,
+};
 use crate::{
-    array::{Array, Value},
+    array::{Array, Failure, Value},
     cluster::{Cluster, ClusterWatch},
     counters::Counters,
     host_buffers::HostBuffers,
@@ -71,6 +78,8 @@ pub(crate) struct Shared {
 enum Outcome {
     /// At once.
     Now(Response),
+    /// At once, with a reply that jaxlib does not count.
+    Unnumbered(Response),
     /// When the work is done.
     Later(BoxFuture<'static, Result<Response, Status>>),
 }
@@ -80,8 +89,14 @@ type Handled = Result<Outcome, Status>;
 
 /// A value that comes later: asked for once.
 enum Future {
-    Ready(Result<(), Status>),
-    Pending(BoxFuture<'static, Result<(), Status>>),
+    Ready(Result<(), Failure>),
+    Pending {
+        result: BoxFuture<'static, Result<(), Status>>,
+        /// The request whose result it is.
+        context: UserContext,
+    },
+    /// Of a DeleteArray: it is there. jaxlib does not count the reply to its CheckFuture.
+    Deletion,
 }
 
 /// Tables that tasks of the session write to as well.
@@ -105,7 +120,8 @@ pub(crate) struct Session {
     host_buffers: Arc<HostBuffers>,
     tables: Arc<Tables>,
     next_handle: Arc<AtomicU64>,
-    replies: mpsc::Sender<Result<IfrtResponse, tonic::Status>>,
+    replies: Arc<Replies>,
+    destroyed: Arc<Destroyed>,
     tasks: JoinSet<()>,
     awaited: Arc<Semaphore>,
 }
@@ -117,6 +133,7 @@ impl Session {
         host_buffers: Arc<HostBuffers>,
         replies: mpsc::Sender<Result<IfrtResponse, tonic::Status>>,
     ) -> Self {
+        let destroyed = Arc::new(Destroyed::default());
         Self {
             shared,
             id,
@@ -125,7 +142,8 @@ impl Session {
             host_buffers,
             tables: Arc::new(Tables::default()),
             next_handle: Arc::new(AtomicU64::new(FIRST_SERVER_HANDLE)),
-            replies,
+            replies: Arc::new(Replies::new(replies, Arc::clone(&destroyed))),
+            destroyed,
             tasks: JoinSet::new(),
             awaited: Arc::new(Semaphore::new(MAX_AWAITED)),
         }
@@ -154,32 +172,44 @@ impl Session {
     async fn serve(&mut self, request: IfrtRequest) {
         Counters::add(&self.shared.counters.requests, 1);
         let metadata = request.request_metadata.unwrap_or_default();
-        let (op_id, context) = (metadata.op_id, metadata.user_context_id);
+        let op_id = metadata.op_id;
+        // Lives until the reply is sent: what an error names must not be reported as destroyed before it.
+        let context = self.destroyed.used(metadata.user_context_id);
         let Some(request) = request.request else {
             let status = status::unimplemented(
                 "a request that this Waystation does not know (a newer protocol's)",
             );
-            self.reply(op_id, Err(status)).await;
+            self.replies.send(op_id, Numbered::No, Err(status)).await;
             return;
         };
         let minted = Minted::of(&request);
         if let Some(reason) = self.host_buffers.verdict() {
             let reason = reason.clone();
-            self.bind_failure(minted, &reason);
-            self.reply(op_id, Err(reason)).await;
+            self.bind_failure(minted, &reason, &context);
+            self.replies.send(op_id, Numbered::No, Err(reason)).await;
             return;
         }
-        match self.handle(context, request).await {
-            Ok(Outcome::Now(response)) => self.reply(op_id, Ok(response)).await,
+        match self.handle(&context, request).await {
+            Ok(Outcome::Now(response)) => {
+                let numbered = match &response {
+                    Response::InitResponse(_) => Numbered::Last,
+                    _ => Numbered::Yes,
+                };
+                self.replies.send(op_id, numbered, Ok(response)).await;
+            }
+            Ok(Outcome::Unnumbered(response)) => {
+                self.replies.send(op_id, Numbered::No, Ok(response)).await;
+            }
             Ok(Outcome::Later(work)) => {
                 // Waiting for a place here stops the reading of the stream: the bound on what a session has in flight.
                 let place = Arc::clone(&self.awaited).acquire_owned().await.ok();
-                self.answer_later(op_id, context, work, place);
+                self.answer_later(op_id, context.clone(), work, place);
             }
             Err(status) => {
-                let status = status::with_user_context(status, context);
-                self.bind_failure(minted, &status);
-                self.reply(op_id, Err(status)).await;
+                let status = status::with_user_context(status, context.id());
+                context.settled(&Err(status.clone()));
+                self.bind_failure(minted, &status, &context);
+                self.replies.send(op_id, Numbered::No, Err(status)).await;
             }
         }
     }
@@ -187,56 +217,57 @@ impl Session {
     fn answer_later(
         &mut self,
         op_id: u64,
-        context: u64,
+        context: UserContext,
         work: BoxFuture<'static, Result<Response, Status>>,
         place: Option<OwnedSemaphorePermit>,
     ) {
-        let replies = self.replies.clone();
+        let replies = Arc::clone(&self.replies);
         self.tasks.spawn(async move {
             let result = work
                 .await
-                .map_err(|status| status::with_user_context(status, context));
-            // A client that is gone needs no reply.
-            let _ = replies.send(Ok(response(op_id, result))).await;
-            drop(place);
+                .map_err(|status| status::with_user_context(status, context.id()));
+            replies.send(op_id, Numbered::Yes, result).await;
+            drop((context, place));
         });
     }
 
-    async fn reply(&self, op_id: u64, result: Result<Response, Status>) {
-        let _ = self.replies.send(Ok(response(op_id, result))).await;
-    }
-
     /// Later requests use result handles without waiting for this reply, so they must find the failure there.
-    fn bind_failure(&mut self, minted: Minted, status: &Status) {
+    fn bind_failure(&mut self, minted: Minted, status: &Status, context: &UserContext) {
+        let failure = || Failure {
+            status: status.clone(),
+            context: context.clone(),
+        };
         for handle in minted.arrays {
-            self.values.insert(handle, Err(status.clone()));
+            self.values.insert(handle, Err(failure()));
         }
         if let Some(handle) = minted.status {
-            lock(&self.tables.futures).insert(handle, Future::Ready(Err(status.clone())));
+            lock(&self.tables.futures).insert(handle, Future::Ready(Err(failure())));
         }
     }
 
-    async fn handle(&mut self, context: u64, request: Request) -> Handled {
+    async fn handle(&mut self, context: &UserContext, request: Request) -> Handled {
         match request {
             Request::InitRequest(_) => self.init(),
-            Request::CheckFutureRequest(r) => self.check_future(&r),
-            Request::CheckValueReadyRequest(r) => self.check_value_ready(&r).await,
+            Request::CheckFutureRequest(r) => self.check_future(context, &r),
+            Request::CheckValueReadyRequest(r) => self.check_value_ready(context, &r).await,
             Request::MakeArrayFromHostBufferRequest(r) => self.make_array(context, r).await,
             Request::MakeArraysFromHostBufferShardsRequest(r) => self.make_arrays(context, r).await,
-            Request::MakeErrorArraysRequest(r) => self.make_error_arrays(r),
-            Request::AssembleArrayFromSingleDeviceArraysRequest(r) => self.assemble(&r),
-            Request::DisassembleIntoSingleDeviceArraysRequest(r) => self.disassemble(&r),
-            Request::FullyReplicatedShardRequest(r) => self.fully_replicated_shard(&r),
-            Request::RemapArraysRequest(r) => self.remap(r),
+            Request::MakeErrorArraysRequest(r) => self.make_error_arrays(context, r),
+            Request::AssembleArrayFromSingleDeviceArraysRequest(r) => self.assemble(context, &r),
+            Request::DisassembleIntoSingleDeviceArraysRequest(r) => self.disassemble(context, &r),
+            Request::FullyReplicatedShardRequest(r) => self.fully_replicated_shard(context, &r),
+            Request::RemapArraysRequest(r) => self.remap(context, r),
             Request::CopyArraysRequest(r) => self.copy_arrays(context, r).await,
-            Request::CopyToHostBufferRequest(r) => self.copy_to_host(r).await,
+            Request::CopyToHostBufferRequest(r) => self.copy_to_host(context, r).await,
             Request::DeleteArrayRequest(r) => self.delete_arrays(&r),
             Request::DestructArrayRequest(r) => self.destruct_arrays(&r),
             Request::IsArrayDeletedRequest(r) => self.is_array_deleted(&r),
             Request::CompileRequest(r) => self.compile(r).await,
             Request::LoadedExecutableMetadataRequest(r) => self.metadata(&r),
             Request::LoadedExecutableExecuteRequest(r) => self.execute(context, r).await,
-            Request::LoadedExecutableFetchExecuteResultRequest(r) => self.fetch_execute_result(&r),
+            Request::LoadedExecutableFetchExecuteResultRequest(r) => {
+                self.fetch_execute_result(context, &r)
+            }
             Request::LoadedExecutableCostAnalysisRequest(r) => self.cost_analysis(&r).await,
             Request::LoadedExecutableHumanReadableProgramTextRequest(r) => {
                 self.program_text(&r).await
@@ -268,17 +299,25 @@ impl Session {
         })
     }
 
-    /// An array that can be used.
-    fn array(&self, handle: u64) -> Result<&Array, Status> {
+    /// An array for a request to use. Whatever the array may fail with, the request may.
+    fn array(&self, context: &UserContext, handle: u64) -> Result<&Array, Status> {
         match self.values.get(&handle) {
             None => Err(status::invalid_argument(format!(
                 "unknown array handle {handle}"
             ))),
-            Some(Err(status)) => Err(status.clone()),
+            Some(Err(failure)) => {
+                context.depends_on(&failure.context);
+                Err(failure.status.clone())
+            }
             Some(Ok(array)) if array.deleted => Err(status::invalid_argument(format!(
                 "array {handle} has been deleted or donated"
             ))),
-            Some(Ok(array)) => Ok(array),
+            Some(Ok(array)) => {
+                for shard in &array.shards {
+                    context.depends_on(&shard.context);
+                }
+                Ok(array)
+            }
         }
     }
 
@@ -305,8 +344,12 @@ impl Session {
 
     /// A future that is there already.
     fn ready_future(&self) -> u64 {
+        self.future(Future::Ready(Ok(())))
+    }
+
+    fn future(&self, future: Future) -> u64 {
         let handle = self.mint();
-        lock(&self.tables.futures).insert(handle, Future::Ready(Ok(())));
+        lock(&self.tables.futures).insert(handle, future);
         handle
     }
 }
@@ -348,21 +391,5 @@ impl Minted {
             _ => None,
         };
         Self { arrays, status }
-    }
-}
-
-/// A reply: a body, or a status and no body.
-fn response(op_id: u64, result: Result<Response, Status>) -> IfrtResponse {
-    let (status, response) = match result {
-        Ok(response) => (Status::default(), Some(response)),
-        Err(status) => (status, None),
-    };
-    IfrtResponse {
-        response_metadata: Some(ResponseMetadata {
-            op_id,
-            status: Some(status),
-            ..Default::default()
-        }),
-        response,
     }
 }

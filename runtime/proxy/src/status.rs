@@ -64,6 +64,12 @@ pub(crate) fn with_user_context(mut status: Status, user_context: u64) -> Status
     status
 }
 
+/// The user context that a failure names.
+pub(crate) fn user_context(status: &Status) -> Option<u64> {
+    let id = status.payload.get(USER_CONTEXT_KEY)?;
+    std::str::from_utf8(id).ok()?.parse().ok()
+}
+
 /// An optional status of a worker's reply: `Err` where it is set and not OK.
 pub(crate) fn check(status: Option<Status>) -> Result<(), Status> {
     match status {
@@ -118,6 +124,8 @@ mod tests {
             status.payload.get(USER_CONTEXT_KEY).map(|v| v.to_vec()),
             Some(b"7".to_vec())
         );
+        assert_eq!(user_context(&status), Some(7));
+        assert_eq!(user_context(&invalid_argument("x")), None);
         assert!(
             with_user_context(invalid_argument("x"), 0)
                 .payload

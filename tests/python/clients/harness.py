@@ -18,7 +18,7 @@ MARK = "@@check "
 
 NATIVE = os.environ.get("JAX_PLATFORMS") != "proxy"
 
-if jax.version.__version_info__ < (0, 11):
+if jax.version.__version_info__ < (0, 12):
     # Older JAX does not know the "proxy" platform by itself; pathwaysutils registers it.
     import pathwaysutils
 

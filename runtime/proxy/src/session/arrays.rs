@@ -22,11 +22,11 @@ use waystation_proto::xla::{
 };
 
 use super::{
-    Handled, Outcome, Session,
+    Future, Handled, Outcome, Session, UserContext,
     upload::{Contents, Destination},
 };
 use crate::{
-    array::{Array, Shard},
+    array::{Array, Failure, Shard},
     convert::{self, Sharding},
     status::{self, Status},
 };
@@ -38,7 +38,7 @@ impl Session {
     /// One buffer that is the whole array, on one device or on many.
     pub(super) async fn make_array(
         &mut self,
-        user_context: u64,
+        user_context: &UserContext,
         request: MakeArrayFromHostBufferRequest,
     ) -> Handled {
         let buffer = self.host_buffers.consume(request.host_buffer_handle)?;
@@ -56,7 +56,7 @@ impl Session {
             byte_strides: request.byte_strides.map(|s| s.strides),
             layout: layout(request.layout.and_then(|l| l.serialized_layout).as_ref())?,
             memory_kind: sharding.memory_kind.clone().unwrap_or_default(),
-            user_context,
+            user_context: user_context.clone(),
         };
         let destinations: Vec<_> = sharding
             .devices
@@ -76,7 +76,7 @@ impl Session {
     /// Arrays of which each piece has a buffer; one buffer may serve several pieces.
     pub(super) async fn make_arrays(
         &mut self,
-        user_context: u64,
+        user_context: &UserContext,
         request: MakeArraysFromHostBufferShardsRequest,
     ) -> Handled {
         let handles = result_handles(
@@ -98,7 +98,7 @@ impl Session {
 
     async fn make_array_of_shards(
         &mut self,
-        user_context: u64,
+        user_context: &UserContext,
         spec: MakeArraysFromHostBufferShardsSpec,
     ) -> Result<Array, Status> {
         let array_spec = spec.array_spec.unwrap_or_default();
@@ -146,7 +146,7 @@ impl Session {
                 byte_strides: buffer.byte_strides.map(|s| s.strides),
                 layout: None,
                 memory_kind: sharding.memory_kind.clone().unwrap_or_default(),
-                user_context,
+                user_context: user_context.clone(),
             };
             for (position, shard) in self.upload(incoming, contents, &destinations).await? {
                 if shards[position].replace(shard).is_some() {
@@ -169,7 +169,11 @@ impl Session {
     }
 
     /// Arrays that are an error from the start.
-    pub(super) fn make_error_arrays(&mut self, request: MakeErrorArraysRequest) -> Handled {
+    pub(super) fn make_error_arrays(
+        &mut self,
+        context: &UserContext,
+        request: MakeErrorArraysRequest,
+    ) -> Handled {
         let handles = result_handles(
             &request.array_handles,
             request.array_specs.len(),
@@ -181,7 +185,13 @@ impl Session {
         }
         let array_handles = handles
             .into_iter()
-            .map(|handle| self.insert(handle, Err(error.clone())))
+            .map(|handle| {
+                let failure = Failure {
+                    status: error.clone(),
+                    context: context.clone(),
+                };
+                self.insert(handle, Err(failure))
+            })
             .collect::<Result<_, _>>()?;
         Ok(Outcome::Now(Response::MakeErrorArraysResponse(
             MakeErrorArraysResponse { array_handles },
@@ -190,6 +200,7 @@ impl Session {
 
     pub(super) fn assemble(
         &mut self,
+        context: &UserContext,
         request: &AssembleArrayFromSingleDeviceArraysRequest,
     ) -> Handled {
         let dims = convert::dims(request.shape.as_ref())?;
@@ -209,7 +220,7 @@ impl Session {
             .map(|d| convert::element_type(Some(d)))
             .transpose()?;
         for (&handle, &device) in handles.iter().zip(&sharding.devices) {
-            let array = self.array(handle)?;
+            let array = self.array(context, handle)?;
             let [shard] = array.shards.as_slice() else {
                 return Err(status::invalid_argument(format!(
                     "array {handle} is not on a single device"
@@ -242,9 +253,10 @@ impl Session {
 
     pub(super) fn disassemble(
         &mut self,
+        context: &UserContext,
         request: &DisassembleIntoSingleDeviceArraysRequest,
     ) -> Handled {
-        let array = self.array(request.array_handle)?.clone();
+        let array = self.array(context, request.array_handle)?.clone();
         let shard_dims = array.sharding.shard_dims(&array.dims)?;
         let handles = result_handles(
             &request.result_handles,
@@ -268,9 +280,10 @@ impl Session {
 
     pub(super) fn fully_replicated_shard(
         &mut self,
+        context: &UserContext,
         request: &FullyReplicatedShardRequest,
     ) -> Handled {
-        let array = self.array(request.array_handle)?;
+        let array = self.array(context, request.array_handle)?;
         let Some(shard) = array
             .shards
             .first()
@@ -307,8 +320,8 @@ impl Session {
                 Some(Err(_)) => {}
             }
         }
-        let deletion_future_handle = self.ready_future();
-        Ok(Outcome::Now(Response::DeleteArrayResponse(
+        let deletion_future_handle = self.future(Future::Deletion);
+        Ok(Outcome::Unnumbered(Response::DeleteArrayResponse(
             DeleteArrayResponse {
                 deletion_future_handle,
             },
@@ -327,7 +340,7 @@ impl Session {
             Some(handle) => Err(status::invalid_argument(format!(
                 "unknown array handle {handle}"
             ))),
-            None => Ok(Outcome::Now(Response::DestructArrayResponse(
+            None => Ok(Outcome::Unnumbered(Response::DestructArrayResponse(
                 DestructArrayResponse {},
             ))),
         }

@@ -13,7 +13,7 @@ use waystation_proto::{
     },
 };
 
-use super::{Handled, Outcome, Session, arrays::result_handles, init::unexpected};
+use super::{Handled, Outcome, Session, UserContext, arrays::result_handles, init::unexpected};
 use crate::{
     array::{Array, Shard},
     cluster::Device,
@@ -29,13 +29,13 @@ struct Change {
     memory_kind: Option<String>,
     /// Must not share what could be shared.
     always_copy: bool,
-    user_context: u64,
+    user_context: UserContext,
 }
 
 impl Session {
     pub(super) async fn copy_arrays(
         &mut self,
-        user_context: u64,
+        user_context: &UserContext,
         request: CopyArraysRequest,
     ) -> Handled {
         let handles = result_handles(
@@ -46,7 +46,7 @@ impl Session {
         let semantics = request.copy_semantics();
         let mut copies = Vec::with_capacity(handles.len());
         for &handle in &request.array_handles {
-            let array = self.array(handle)?.clone();
+            let array = self.array(user_context, handle)?.clone();
             let devices = if request.device_ids.is_empty() {
                 array.sharding.devices.clone()
             } else {
@@ -67,10 +67,11 @@ impl Session {
                     Some(kind) => Some(kind.clone()).filter(|k| !k.is_empty()),
                 },
                 always_copy: semantics == ArrayCopySemantics::AlwaysCopy,
-                user_context,
+                user_context: user_context.clone(),
             };
             copies.push(self.copy_array(&array, change).await?);
         }
+        self.settle_now_and_then(user_context, &copies).await;
         let mut array_handles = Vec::with_capacity(handles.len());
         for (copy, handle) in copies.into_iter().zip(handles) {
             array_handles.push(self.insert(handle, Ok(copy))?);
@@ -89,7 +90,12 @@ impl Session {
 
     async fn copy_array(&mut self, array: &Array, change: Change) -> Result<Array, Status> {
         let Dtype::Numbers(dtype) = array.dtype else {
-            return self.copy_strings(array, change.devices, change.memory_kind);
+            return self.copy_strings(
+                &change.user_context,
+                array,
+                change.devices,
+                change.memory_kind,
+            );
         };
         let cluster = Arc::clone(self.cluster()?);
         let shard_dims = array.sharding.shard_dims(&array.dims)?;
@@ -104,14 +110,18 @@ impl Session {
                 continue;
             }
             let link = cluster.link(device);
-            let id = self.shared.ids.next();
-            let shard = Arc::new(Shard::new(id, device.id, Arc::clone(link)));
+            let shard = Arc::new(Shard::new(
+                self.shared.ids.next(),
+                device.id,
+                Arc::clone(link),
+                &change.user_context,
+            ));
             let target = target(&shard, device, change.memory_kind.as_deref());
             if Arc::ptr_eq(link, &source.link) {
                 let copy = Copy {
                     source: source.id,
                     target: Some(target),
-                    user_context: change.user_context,
+                    user_context: change.user_context.id(),
                 };
                 link.send(op::Op::Copy(copy)).await;
             } else {
@@ -122,7 +132,7 @@ impl Session {
                     dtype: dtype as i32,
                     dims,
                     target: Some(target),
-                    user_context: change.user_context,
+                    user_context: change.user_context.id(),
                     request,
                 })
                 .await;
@@ -170,8 +180,12 @@ impl Session {
     }
 
     /// Starts reading an array to the host; the bytes stay at the worker until the client looks them up.
-    pub(super) async fn copy_to_host(&mut self, request: CopyToHostBufferRequest) -> Handled {
-        let array = self.array(request.array_handle)?;
+    pub(super) async fn copy_to_host(
+        &mut self,
+        context: &UserContext,
+        request: CopyToHostBufferRequest,
+    ) -> Handled {
+        let array = self.array(context, request.array_handle)?;
         let shard = match array.shards.as_slice() {
             [shard] => shard,
             [first, ..] if array.sharding.is_fully_replicated(&array.dims) => first,

@@ -14,7 +14,7 @@ use waystation_proto::{
 };
 
 use super::{
-    Future, Handled, Outcome, Session,
+    Future, Handled, Outcome, Session, UserContext,
     arrays::result_handles,
     lock,
     programs::{Program, ResultSpec, XlaProgram},
@@ -39,7 +39,7 @@ struct Arguments {
 impl Session {
     pub(super) async fn execute(
         &mut self,
-        user_context: u64,
+        user_context: &UserContext,
         request: LoadedExecutableExecuteRequest,
     ) -> Handled {
         match self.program(request.loaded_executable_handle)? {
@@ -53,7 +53,7 @@ impl Session {
 
     async fn execute_xla(
         &mut self,
-        user_context: u64,
+        user_context: &UserContext,
         program: &XlaProgram,
         request: LoadedExecutableExecuteRequest,
     ) -> Handled {
@@ -70,7 +70,9 @@ impl Session {
             "Execute",
         )?;
         let options = request.execute_options.unwrap_or_default();
+        user_context.has_one_outcome();
         let arguments = self.arguments(
+            user_context,
             program,
             &request.args_handles,
             options.non_donatable_input_indices,
@@ -79,7 +81,8 @@ impl Session {
         let num_results = program.results.len();
         let first_result = self.shared.ids.block((num_results * devices) as u64);
         let launch = self.shared.launches.fetch_add(1, Relaxed);
-        let watch = if options.fill_status {
+        let settles = user_context.wants_watch();
+        let watch = if options.fill_status || settles {
             self.shared.ids.next()
         } else {
             0
@@ -90,7 +93,7 @@ impl Session {
             args: arguments.shards,
             first_result,
             non_donatable: arguments.non_donatable,
-            user_context,
+            user_context: user_context.id(),
             launch_id: options.launch_id,
             watch,
             num_results: u32::try_from(num_results).unwrap_or(u32::MAX),
@@ -100,13 +103,28 @@ impl Session {
             program.link.send(op).await;
         } else {
             let answer = program.link.call(watch, op).await;
-            status_handle = if request.result_status_handle != 0 {
-                request.result_status_handle
-            } else {
-                self.mint()
+            let context = user_context.clone();
+            let done = async move {
+                let outcome = answer.wait().await.map(|_| ());
+                context.settled(&outcome);
+                outcome
             };
-            let done = async move { answer.wait().await.map(|_| ()) };
-            lock(&self.tables.futures).insert(status_handle, Future::Pending(Box::pin(done)));
+            if options.fill_status {
+                status_handle = if request.result_status_handle != 0 {
+                    request.result_status_handle
+                } else {
+                    self.mint()
+                };
+                let future = Future::Pending {
+                    result: Box::pin(done),
+                    context: user_context.clone(),
+                };
+                lock(&self.tables.futures).insert(status_handle, future);
+            } else {
+                self.tasks.spawn(async move {
+                    let _ = done.await;
+                });
+            }
         }
         // The first execution of a program comes without handles and wants to know what its results are.
         let describe = request.result_array_handle.is_empty();
@@ -117,7 +135,10 @@ impl Session {
                 .devices
                 .iter()
                 .zip(first..)
-                .map(|(&device, id)| Arc::new(Shard::new(id, device, Arc::clone(&program.link))))
+                .map(|(&device, id)| {
+                    let link = Arc::clone(&program.link);
+                    Arc::new(Shard::new(id, device, link, user_context))
+                })
                 .collect();
             let array = Array::new(spec.dtype, spec.dims.clone(), spec.sharding.clone(), shards);
             let handle = self.insert(handle, Ok(array))?;
@@ -140,6 +161,7 @@ impl Session {
 
     fn arguments(
         &self,
+        user_context: &UserContext,
         program: &XlaProgram,
         handles: &[u64],
         kept: Vec<i32>,
@@ -158,7 +180,7 @@ impl Session {
             donated: Vec::new(),
         };
         for (index, &handle) in handles.iter().enumerate() {
-            let array = self.array(handle)?;
+            let array = self.array(user_context, handle)?;
             if array.dtype == Dtype::Strings {
                 return Err(status::invalid_argument(format!(
                     "argument {index} of executable '{}' is an array of strings; programs take arrays of numbers",

@@ -23,7 +23,7 @@ use waystation_proto::{
 };
 
 use super::{
-    Future, Handled, Outcome, Session,
+    Future, Handled, Outcome, Session, UserContext,
     arrays::result_handles,
     execute::output,
     lock,
@@ -75,7 +75,7 @@ impl Session {
 
     pub(super) async fn execute_plugin_program(
         &mut self,
-        user_context: u64,
+        user_context: &UserContext,
         program: &PluginProgram,
         request: LoadedExecutableExecuteRequest,
     ) -> Handled {
@@ -131,7 +131,11 @@ impl Session {
             } else {
                 self.mint()
             };
-            lock(&self.tables.futures).insert(status_handle, Future::Pending(Box::pin(done)));
+            let future = Future::Pending {
+                result: Box::pin(done),
+                context: user_context.clone(),
+            };
+            lock(&self.tables.futures).insert(status_handle, future);
         }
         Ok(Outcome::Now(Response::LoadedExecutableExecuteResponse(
             LoadedExecutableExecuteResponse {
@@ -144,7 +148,7 @@ impl Session {
     /// Each worker is told of the shards that it holds.
     async fn save(
         &mut self,
-        user_context: u64,
+        user_context: &UserContext,
         items: &[WriteItem],
         args: &[u64],
     ) -> Result<Vec<Answer>, Status> {
@@ -158,7 +162,7 @@ impl Session {
         let cluster = Arc::clone(self.cluster()?);
         let mut by_link: BTreeMap<usize, Vec<save_arrays::Item>> = BTreeMap::new();
         for (item, &handle) in items.iter().zip(args) {
-            let array = self.array(handle)?;
+            let array = self.array(user_context, handle)?;
             if array.dims != item.dims || array.shards.len() != item.device_ids.len() {
                 return Err(status::invalid_argument(format!(
                     "Bad PluginProgram: '{}' is written as shape {:?} over {} devices, the argument has shape {:?} over {}",
@@ -209,7 +213,7 @@ impl Session {
                 request,
                 items,
                 timeout_ms,
-                user_context,
+                user_context: user_context.id(),
             });
             answers.push(cluster.links[link].call(request, op).await);
         }
@@ -219,7 +223,7 @@ impl Session {
     /// Makes the arrays; the workers fill them.
     async fn restore(
         &mut self,
-        user_context: u64,
+        user_context: &UserContext,
         items: &[ReadItem],
     ) -> Result<(Vec<Answer>, Vec<Array>), Status> {
         let cluster = Arc::clone(self.cluster()?);
@@ -241,7 +245,7 @@ impl Session {
                     status::invalid_argument(format!("Bad PluginProgram: unknown device {id}"))
                 })?;
                 let link = Arc::clone(cluster.link(device));
-                let shard = Shard::new(self.shared.ids.next(), id, link);
+                let shard = Shard::new(self.shared.ids.next(), id, link, user_context);
                 let part = parts
                     .entry(device.link)
                     .or_insert_with(|| restore_arrays::Item {
@@ -274,7 +278,7 @@ impl Session {
                 request,
                 items,
                 timeout_ms,
-                user_context,
+                user_context: user_context.id(),
             });
             answers.push(cluster.links[link].call(request, op).await);
         }

@@ -9,7 +9,7 @@ use waystation_proto::xla::ifrt::{
     remap_plan_proto::MappingProto,
 };
 
-use super::{Handled, Outcome, Session, arrays::result_handles};
+use super::{Handled, Outcome, Session, UserContext, arrays::result_handles};
 use crate::{
     array::{Array, Shard},
     convert,
@@ -20,7 +20,7 @@ use crate::{
 type Slots = Vec<Option<Arc<Shard>>>;
 
 impl Session {
-    pub(super) fn remap(&mut self, request: RemapArraysRequest) -> Handled {
+    pub(super) fn remap(&mut self, context: &UserContext, request: RemapArraysRequest) -> Handled {
         let plan = request.plan.clone().unwrap_or_default();
         let handles = result_handles(
             &request.result_handles,
@@ -30,7 +30,7 @@ impl Session {
         let inputs = request
             .array_handles
             .iter()
-            .map(|&handle| self.array(handle).cloned())
+            .map(|&handle| self.array(context, handle).cloned())
             .collect::<Result<Vec<_>, _>>()?;
         let outputs = remap(&plan, &inputs)?;
         let mut array_handles = Vec::with_capacity(outputs.len());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use waystation_proto::xla::ifrt::proxy::{CopyToHostBufferResponse, ifrt_response::Response};
 
 use super::{
-    Outcome, Session,
+    Outcome, Session, UserContext,
     upload::{Contents, Destination},
 };
 use crate::{
@@ -38,11 +38,14 @@ impl Session {
             buffer,
             self.host_buffers.memory(),
             count.unsigned_abs(),
-            contents.user_context,
+            contents.user_context.id(),
         );
         let shards = destinations
             .iter()
-            .map(|to| Ok((to.position, self.string_shard(to.device, coming.clone())?)))
+            .map(|to| {
+                let shard = self.string_shard(to.device, &contents.user_context, coming.clone())?;
+                Ok((to.position, shard))
+            })
             .collect::<Result<_, Status>>()?;
         // So that the buffer is let go as soon as it is complete, not when somebody asks.
         self.tasks.spawn(async move {
@@ -54,6 +57,7 @@ impl Session {
     /// The same strings on other devices.
     pub(super) fn copy_strings(
         &self,
+        context: &UserContext,
         array: &Array,
         devices: Vec<i32>,
         memory_kind: Option<String>,
@@ -62,7 +66,7 @@ impl Session {
             .shards
             .iter()
             .zip(&devices)
-            .map(|(shard, &device)| self.string_shard(device, shard.strings()?.clone()))
+            .map(|(shard, &device)| self.string_shard(device, context, shard.strings()?.clone()))
             .collect::<Result<_, _>>()?;
         let sharding = array.sharding.moved(devices, memory_kind);
         Ok(Array::new(
@@ -84,12 +88,19 @@ impl Session {
         }))
     }
 
-    fn string_shard(&self, device: i32, strings: Coming) -> Result<Arc<Shard>, Status> {
+    fn string_shard(
+        &self,
+        device: i32,
+        context: &UserContext,
+        strings: Coming,
+    ) -> Result<Arc<Shard>, Status> {
         let cluster = self.cluster()?;
         let device = cluster
             .device(device)
             .ok_or_else(|| status::invalid_argument(format!("unknown device {device}")))?;
         let link = Arc::clone(cluster.link(device));
-        Ok(Arc::new(Shard::of_strings(device.id, link, strings)))
+        Ok(Arc::new(Shard::of_strings(
+            device.id, link, context, strings,
+        )))
     }
 }

@@ -9,7 +9,7 @@ use waystation_proto::{
     xla::LayoutProto,
 };
 
-use super::Session;
+use super::{Session, UserContext};
 use crate::{
     array::Shard,
     convert::Dtype,
@@ -39,7 +39,7 @@ pub(super) struct Contents {
     pub(super) byte_strides: Option<Vec<i64>>,
     pub(super) layout: Option<LayoutProto>,
     pub(super) memory_kind: String,
-    pub(super) user_context: u64,
+    pub(super) user_context: UserContext,
 }
 
 impl Session {
@@ -61,7 +61,12 @@ impl Session {
                 status::invalid_argument(format!("unknown device {}", destination.device))
             })?;
             let link = Arc::clone(cluster.link(device));
-            let shard = Shard::new(self.shared.ids.next(), device.id, link);
+            let shard = Shard::new(
+                self.shared.ids.next(),
+                device.id,
+                link,
+                &contents.user_context,
+            );
             by_link.entry(device.link).or_default().push(Target {
                 shard: shard.id,
                 device: device.ordinal,
@@ -83,7 +88,7 @@ impl Session {
                     .map(|strides| Strides { strides }),
                 targets,
                 inline_data: inline.clone(),
-                user_context: contents.user_context,
+                user_context: contents.user_context.id(),
                 layout: contents.layout.clone(),
             }))
             .await;

@@ -12,13 +12,22 @@ use waystation_proto::{
     },
 };
 
-use super::{Future, Handled, Outcome, Session, lock};
-use crate::{link::Link, status, strings::Coming};
+use super::{Future as Promised, Handled, Outcome, Session, UserContext, lock};
+use crate::{
+    array::{Array, Shard},
+    link::{Answer, Link},
+    status::{self, Status},
+    strings::Coming,
+};
 
 impl Session {
     /// Answers when the future is there. A future is asked for once.
-    pub(super) fn check_future(&mut self, request: &CheckFutureRequest) -> Handled {
-        self.take_future(request.future_handle, || {
+    pub(super) fn check_future(
+        &mut self,
+        context: &UserContext,
+        request: &CheckFutureRequest,
+    ) -> Handled {
+        self.take_future(context, request.future_handle, || {
             Response::CheckFutureResponse(CheckFutureResponse {})
         })
     }
@@ -26,60 +35,122 @@ impl Session {
     /// Answers when an execution has ended.
     pub(super) fn fetch_execute_result(
         &mut self,
+        context: &UserContext,
         request: &LoadedExecutableFetchExecuteResultRequest,
     ) -> Handled {
-        self.take_future(request.result_status_handle, || {
+        self.take_future(context, request.result_status_handle, || {
             Response::LoadedExecutableFetchExecuteResultResponse(
                 LoadedExecutableFetchExecuteResultResponse::default(),
             )
         })
     }
 
-    fn take_future(&mut self, handle: u64, response: fn() -> Response) -> Handled {
+    fn take_future(
+        &mut self,
+        context: &UserContext,
+        handle: u64,
+        response: fn() -> Response,
+    ) -> Handled {
         match lock(&self.tables.futures).remove(&handle) {
             None => Err(status::invalid_argument(format!(
                 "unknown future handle {handle}"
             ))),
-            Some(Future::Ready(result)) => result.map(|()| Outcome::Now(response())),
-            Some(Future::Pending(future)) => Ok(Outcome::Later(Box::pin(async move {
-                future.await.map(|()| response())
-            }))),
+            Some(Promised::Ready(Ok(()))) => Ok(Outcome::Now(response())),
+            Some(Promised::Ready(Err(failure))) => {
+                context.depends_on(&failure.context);
+                Err(failure.status)
+            }
+            Some(Promised::Pending {
+                result,
+                context: made_by,
+            }) => {
+                context.depends_on(&made_by);
+                Ok(Outcome::Later(Box::pin(async move {
+                    result.await.map(|()| response())
+                })))
+            }
+            Some(Promised::Deletion) => Ok(Outcome::Unnumbered(response())),
         }
     }
 
     /// Answers when all the arrays are ready, or with the first failure.
-    pub(super) async fn check_value_ready(&mut self, request: &CheckValueReadyRequest) -> Handled {
-        let mut by_link: Vec<(Arc<Link>, Vec<u64>)> = Vec::new();
-        let mut strings = Vec::new();
+    pub(super) async fn check_value_ready(
+        &mut self,
+        context: &UserContext,
+        request: &CheckValueReadyRequest,
+    ) -> Handled {
+        let mut watched = Watched::default();
         for &handle in &request.value_handles {
-            for shard in &self.array(handle)?.shards {
-                if let Ok(coming) = shard.strings() {
-                    strings.push(coming.clone());
-                    continue;
-                }
-                match by_link
-                    .iter_mut()
-                    .find(|(link, _)| Arc::ptr_eq(link, &shard.link))
-                {
-                    Some((_, shards)) => shards.push(shard.id),
-                    None => by_link.push((Arc::clone(&shard.link), vec![shard.id])),
-                }
-            }
+            watched.add(&self.array(context, handle)?.shards);
         }
-        let mut answers = Vec::with_capacity(by_link.len());
-        for (link, shards) in by_link {
+        let ready = self.watch(watched).await;
+        Ok(Outcome::Later(Box::pin(async move {
+            ready.await?;
+            Ok(Response::CheckValueReadyResponse(
+                CheckValueReadyResponse {},
+            ))
+        })))
+    }
+
+    /// Has the workers tell when shards are ready. They have been told when this returns; what is returned waits.
+    async fn watch(
+        &self,
+        watched: Watched,
+    ) -> impl Future<Output = Result<(), Status>> + Send + use<> {
+        let mut answers = Vec::with_capacity(watched.by_link.len());
+        for (link, shards) in watched.by_link {
             let watch = self.shared.ids.next();
             answers.push(
                 link.call(watch, op::Op::Watch(Watch { watch, shards }))
                     .await,
             );
         }
-        Ok(Outcome::Later(Box::pin(async move {
-            try_join_all(answers.into_iter().map(|answer| answer.wait())).await?;
-            try_join_all(strings.iter().map(Coming::wait)).await?;
-            Ok(Response::CheckValueReadyResponse(
-                CheckValueReadyResponse {},
-            ))
-        })))
+        async move {
+            try_join_all(answers.into_iter().map(Answer::wait)).await?;
+            try_join_all(watched.strings.iter().map(Coming::wait))
+                .await
+                .map(|_| ())
+        }
+    }
+
+    /// Every so often in a chain of requests, learns how the work of one ended: see [`super::user_context`].
+    pub(super) async fn settle_now_and_then(&mut self, context: &UserContext, made: &[Array]) {
+        if !context.wants_watch() {
+            return;
+        }
+        let mut watched = Watched::default();
+        for array in made {
+            watched.add(&array.shards);
+        }
+        let ready = self.watch(watched).await;
+        let context = context.clone();
+        self.tasks
+            .spawn(async move { context.settled(&ready.await) });
+    }
+}
+
+/// Shards by the worker that holds them, and those that are here.
+#[derive(Default)]
+struct Watched {
+    by_link: Vec<(Arc<Link>, Vec<u64>)>,
+    strings: Vec<Coming>,
+}
+
+impl Watched {
+    fn add(&mut self, shards: &[Arc<Shard>]) {
+        for shard in shards {
+            if let Ok(coming) = shard.strings() {
+                self.strings.push(coming.clone());
+                continue;
+            }
+            let known = self
+                .by_link
+                .iter_mut()
+                .find(|(link, _)| Arc::ptr_eq(link, &shard.link));
+            match known {
+                Some((_, ids)) => ids.push(shard.id),
+                None => self.by_link.push((Arc::clone(&shard.link), vec![shard.id])),
+            }
+        }
     }
 }
