@@ -1,6 +1,10 @@
 //! The devices that a client sees, and the workers behind them.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{Arc, atomic::AtomicU64},
+    time::Duration,
+};
 
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -28,11 +32,12 @@ pub(crate) struct Device {
     pub(crate) info: worker_inventory::Device,
 }
 
-/// The workers of one lease. A new lease, or a worker that came back, makes a new cluster; sessions keep theirs.
+/// The workers of one lease. A new lease, or a worker that came back, makes a new cluster; sessions keep theirs, each with
+/// links of its own.
 #[derive(Debug)]
 pub(crate) struct Cluster {
-    pub(crate) devices: Vec<Device>,
-    by_id: HashMap<i32, usize>,
+    pub(crate) devices: Arc<Vec<Device>>,
+    by_id: Arc<HashMap<i32, usize>>,
     pub(crate) links: Vec<Arc<Link>>,
     pub(crate) platform_name: String,
     pub(crate) platform_version: String,
@@ -40,7 +45,7 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     /// Dials every worker of an allotment.
-    async fn connect(allotment: &Allotment) -> Result<Self, Status> {
+    async fn connect(allotment: &Allotment, launches: &Arc<AtomicU64>) -> Result<Self, Status> {
         let mut links = Vec::new();
         let mut devices = Vec::new();
         for (index, worker) in allotment.workers.iter().enumerate() {
@@ -51,7 +56,14 @@ impl Cluster {
                 worker.slice, worker.task, worker.address
             );
             links.push(
-                Link::connect(name, worker.address.clone(), allotment.epoch, ids.clone()).await?,
+                Link::connect(
+                    name,
+                    worker.address.clone(),
+                    allotment.epoch,
+                    ids.clone(),
+                    Arc::clone(launches),
+                )
+                .await?,
             );
             for ((ordinal, id), info) in (0u32..).zip(ids).zip(inventory.devices) {
                 devices.push(Device {
@@ -69,12 +81,23 @@ impl Cluster {
             .and_then(|w| w.inventory.clone())
             .unwrap_or_default();
         Ok(Self {
-            by_id: devices.iter().enumerate().map(|(i, d)| (d.id, i)).collect(),
-            devices,
+            by_id: Arc::new(devices.iter().enumerate().map(|(i, d)| (d.id, i)).collect()),
+            devices: Arc::new(devices),
             links,
             platform_name: first.platform_name,
             platform_version: first.platform_version,
         })
+    }
+
+    /// The same cluster with links for one client.
+    pub(crate) fn for_client(&self, client: u64) -> Self {
+        Self {
+            devices: Arc::clone(&self.devices),
+            by_id: Arc::clone(&self.by_id),
+            links: self.links.iter().map(|link| link.for_client(client)).collect(),
+            platform_name: self.platform_name.clone(),
+            platform_version: self.platform_version.clone(),
+        }
     }
 
     /// The device with a global id.
@@ -95,7 +118,7 @@ impl Cluster {
                 .iter()
                 .zip(&allotment.workers)
                 .all(|(link, worker)| {
-                    link.address == worker.address
+                    *link.address == *worker.address
                         && link.epoch == allotment.epoch
                         && !link.is_dead()
                 })
@@ -146,10 +169,12 @@ fn replace_number(text: &str, from: u32, to: i32) -> String {
 /// The newest cluster, `None` until every expected worker is there, and how far it is.
 pub(crate) type ClusterWatch = watch::Receiver<(Option<Arc<Cluster>>, String)>;
 
-/// Follows the resource manager's allotments and keeps the newest cluster connected.
+/// Follows the resource manager's allotments and keeps the newest cluster connected. `launches`: the one sequence of
+/// launches for the whole proxy (D2).
 pub(crate) fn follow(
     resource_manager: String,
     proxy: String,
+    launches: Arc<AtomicU64>,
     shutdown: CancellationToken,
 ) -> ClusterWatch {
     let (sender, receiver) = watch::channel((
@@ -180,7 +205,7 @@ pub(crate) fn follow(
                     .as_ref()
                     .is_some_and(|c| c.serves(&allotment))
                 {
-                    match Cluster::connect(&allotment).await {
+                    match Cluster::connect(&allotment, &launches).await {
                         Ok(cluster) => {
                             tracing::info!(
                                 devices = cluster.devices.len(),

@@ -1,11 +1,13 @@
 //! The proxy's side of one worker: its op stream, the replies that come back, and its data service.
 //!
-//! Order: ops reach the worker in the order in which they are sent here. Clean-up (shards nobody refers to any more,
-//! transfers to release) is queued by `Drop` code, which cannot wait, and sent by a task of its own: whatever used the
-//! thing was sent before it was dropped, so the clean-up always comes after it. The op queue is bounded; when the worker
-//! does not keep up, `send` waits, the session stops reading its client, and HTTP/2's windows slow the client down.
+//! A *wire* is the connection, shared by all sessions; a *link* is one session's use of it, with a lane of its own in the
+//! op queue ([`queue`]). Ops of one session reach the worker in the order in which they are sent here; those of several
+//! sessions take turns. When the worker does not keep up, `send` waits, the session stops reading its client, and HTTP/2's
+//! windows slow the client down.
 //!
-//! A lost worker ends the link: every reply that is awaited, and every later request, fails with DATA_LOSS.
+//! A lost worker ends the wire: every reply that is awaited, and every later request, fails with DATA_LOSS.
+
+mod queue;
 
 use std::{
     collections::HashMap,
@@ -16,22 +18,19 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::{Notify, mpsc, oneshot};
-use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
+use tokio::sync::oneshot;
+use tokio_stream::StreamExt as _;
 use tonic::transport::{Channel, Endpoint};
 use waystation_proto::{
     BUILD_ID, LINK_VERSION,
     waystation::worker::{
-        Attach, CancelPut, Drop as DropShards, Op, Release, Reply, Unload, op, reply,
-        worker_client::WorkerClient,
+        Attach, CancelPut, Reply, Unload, op, reply, worker_client::WorkerClient,
     },
 };
 
+use self::queue::{Cleanup, Lane, Ops, Queue};
 use crate::status::{self, Status};
 
-/// Ops queued towards one worker before senders wait. Enough for a burst of small requests; a client that floods is
-/// slowed, not served from memory.
-const OP_QUEUE: usize = 1024;
 /// HTTP/2 windows, in bytes. Small unread messages kill a session with default windows: h2 charges each small frame
 /// against half the connection window, so the connection window must be many times the stream window.
 pub(crate) const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
@@ -60,35 +59,38 @@ impl Ids {
     }
 }
 
-/// What `Drop` code leaves to be sent.
-#[derive(Debug)]
-enum Cleanup {
-    Shard(u64),
-    Transfer(u64),
-    Executable(u64),
-    Put(u64),
-}
-
 #[derive(Debug)]
 struct Pending {
     waiting: HashMap<u64, oneshot::Sender<Result<reply::Reply, Status>>>,
     dead: Option<Status>,
 }
 
-/// One worker, as its lease's epoch sees it.
+/// The connection with one worker.
+#[derive(Debug)]
+struct Wire {
+    queue: Arc<Queue>,
+    data: WorkerClient<Channel>,
+    pending: Mutex<Pending>,
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        // Ends the stream, and the worker's session with it.
+        self.queue.close();
+    }
+}
+
+/// One session's way to one worker, as its lease's epoch sees it.
 #[derive(Debug)]
 pub(crate) struct Link {
     /// Names the worker in messages: "slice 0 task 1 at host:port".
-    pub(crate) name: String,
+    pub(crate) name: Arc<str>,
     /// The worker's `host:port`.
-    pub(crate) address: String,
+    pub(crate) address: Arc<str>,
     /// The lease under which all messages go.
     pub(crate) epoch: u64,
-    ops: mpsc::Sender<Op>,
-    data: WorkerClient<Channel>,
-    pending: Mutex<Pending>,
-    cleanup: Mutex<Vec<Cleanup>>,
-    cleanup_waits: Notify,
+    wire: Arc<Wire>,
+    lane: Lane,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -114,6 +116,9 @@ fn client(channel: Channel) -> WorkerClient<Channel> {
         .max_encoding_message_size(usize::MAX)
 }
 
+/// The lane of a wire's first link, which serves the proxy itself.
+const OWN_LANE: u64 = 0;
+
 impl Link {
     /// Dials a worker and takes it over under `epoch`: whatever an older epoch held there is freed.
     ///
@@ -124,32 +129,29 @@ impl Link {
         address: String,
         epoch: u64,
         device_ids: Vec<i32>,
+        launches: Arc<AtomicU64>,
     ) -> Result<Arc<Self>, Status> {
         let lost = |e: tonic::transport::Error| status::worker_lost(&name, &e.to_string());
         // Bulk data has its own connection, so that it never shares flow control with small ops.
         let control = endpoint(&address)?.connect().await.map_err(lost)?;
         let data = endpoint(&address)?.connect().await.map_err(lost)?;
-        let (ops, queue) = mpsc::channel(OP_QUEUE);
-        let attach = Op {
-            op: Some(op::Op::Attach(Attach {
-                epoch,
-                link_version: LINK_VERSION,
-                build_id: BUILD_ID.to_owned(),
-                device_ids,
-            })),
-        };
-        if ops.try_send(attach).is_err() {
-            return Err(status::worker_lost(&name, "its op queue is closed"));
-        }
+        let queue = Queue::new(launches);
+        let attach = op::Op::Attach(Attach {
+            epoch,
+            link_version: LINK_VERSION,
+            build_id: BUILD_ID.to_owned(),
+            device_ids,
+        });
         let mut replies = client(control)
-            .session(ReceiverStream::new(queue))
+            .session(Ops::new(&queue, attach))
             .await
             .map_err(|e| status::from_worker(&name, &e))?
             .into_inner();
         match replies.next().await {
+            // Without a window nothing would ever leave.
             Some(Ok(Reply {
-                reply: Some(reply::Reply::Attached(_)),
-            })) => {}
+                reply: Some(reply::Reply::Attached(attached)),
+            })) => queue.credit(attached.window.max(1)),
             Some(Ok(_)) => {
                 return Err(status::worker_lost(
                     &name,
@@ -159,59 +161,56 @@ impl Link {
             Some(Err(e)) => return Err(status::from_worker(&name, &e)),
             None => return Err(status::worker_lost(&name, "it closed the op stream")),
         }
-        let link = Arc::new(Self {
-            name,
-            address,
-            epoch,
-            ops,
+        let wire = Arc::new(Wire {
+            queue: Arc::clone(&queue),
             data: client(data),
             pending: Mutex::new(Pending {
                 waiting: HashMap::new(),
                 dead: None,
             }),
-            cleanup: Mutex::new(Vec::new()),
-            cleanup_waits: Notify::new(),
         });
-        // Both tasks hold the link weakly or end with the stream, so a dropped link ends them.
-        let reader = Arc::downgrade(&link);
+        // Holds the wire weakly, or ends with the stream: a dropped wire ends the task.
+        let reader = Arc::downgrade(&wire);
+        let worker = name.clone();
         tokio::spawn(async move {
             let why = loop {
                 match replies.next().await {
                     Some(Ok(reply)) => match reader.upgrade() {
-                        Some(link) => link.deliver(reply),
+                        Some(wire) => wire.deliver(reply),
                         None => return,
                     },
                     Some(Err(e)) => break e.message().to_owned(),
                     None => break "it closed the op stream".to_owned(),
                 }
             };
-            if let Some(link) = reader.upgrade() {
-                tracing::warn!(worker = %link.name, %why, "worker lost");
-                link.die(&why);
+            if let Some(wire) = reader.upgrade() {
+                tracing::warn!(worker, %why, "worker lost");
+                wire.die(&worker, &why);
             }
         });
-        let janitor = Arc::downgrade(&link);
-        tokio::spawn(async move {
-            loop {
-                let Some(link) = janitor.upgrade() else {
-                    return;
-                };
-                let wait =
-                    tokio::time::timeout(Duration::from_secs(1), link.cleanup_waits.notified());
-                // Woken up now and then to see whether the link is still wanted.
-                let _ = wait.await;
-                if !link.clean_up().await {
-                    return;
-                }
-            }
-        });
-        Ok(link)
+        Ok(Arc::new(Self {
+            name: name.into(),
+            address: address.into(),
+            epoch,
+            lane: Lane::open(&wire.queue, OWN_LANE),
+            wire,
+        }))
     }
 
-    /// Sends an op; waits while the queue is full. A lost worker swallows it: what depends on it fails when asked for.
+    /// Another session's link over the same wire, under the session's number.
+    pub(crate) fn for_client(&self, client: u64) -> Arc<Self> {
+        Arc::new(Self {
+            name: Arc::clone(&self.name),
+            address: Arc::clone(&self.address),
+            epoch: self.epoch,
+            lane: Lane::open(&self.wire.queue, client),
+            wire: Arc::clone(&self.wire),
+        })
+    }
+
+    /// Sends an op; waits while the lane is full. A lost worker swallows it: what depends on it fails when asked for.
     pub(crate) async fn send(&self, op: op::Op) {
-        // The receiver lives as long as the call; a closed queue means a dead link, which `deliver`'s task reports.
-        let _ = self.ops.send(Op { op: Some(op) }).await;
+        self.lane.send(op).await;
     }
 
     /// Sends an op that is answered under `id`. The answer's own status is looked at here: `Ok` is a good answer.
@@ -220,7 +219,7 @@ impl Link {
     pub(crate) async fn call(&self, id: u64, op: op::Op) -> Answer {
         let (sender, receiver) = oneshot::channel();
         {
-            let mut pending = lock(&self.pending);
+            let mut pending = lock(&self.wire.pending);
             match &pending.dead {
                 Some(status) => {
                     let _ = sender.send(Err(status.clone()));
@@ -236,72 +235,48 @@ impl Link {
 
     /// The worker's data service.
     pub(crate) fn data(&self) -> WorkerClient<Channel> {
-        self.data.clone()
+        self.wire.data.clone()
     }
 
     /// True once the worker is lost.
     pub(crate) fn is_dead(&self) -> bool {
-        lock(&self.pending).dead.is_some()
+        lock(&self.wire.pending).dead.is_some()
     }
 
     /// Forgets a shard. Never waits.
     pub(crate) fn drop_shard(&self, shard: u64) {
-        self.queue_cleanup(Cleanup::Shard(shard));
+        self.lane.clean_up(Cleanup::Shard(shard));
     }
 
     /// Lets the worker forget the bytes of a transfer. Never waits.
     pub(crate) fn release(&self, transfer: u64) {
-        self.queue_cleanup(Cleanup::Transfer(transfer));
+        self.lane.clean_up(Cleanup::Transfer(transfer));
     }
 
     /// Unloads an executable. Never waits.
     pub(crate) fn unload(&self, executable: u64) {
-        self.queue_cleanup(Cleanup::Executable(executable));
+        let unload = op::Op::Unload(Unload { executable });
+        self.lane.clean_up(Cleanup::Op(unload));
     }
 
     /// Tells the worker that the bytes of a put will not come. Never waits.
     pub(crate) fn cancel_put(&self, transfer: u64) {
-        self.queue_cleanup(Cleanup::Put(transfer));
+        let status = status::failed_precondition("the client went away before the array's bytes came");
+        let cancel = op::Op::CancelPut(CancelPut {
+            transfer,
+            status: Some(status),
+        });
+        self.lane.clean_up(Cleanup::Op(cancel));
     }
+}
 
-    fn queue_cleanup(&self, cleanup: Cleanup) {
-        lock(&self.cleanup).push(cleanup);
-        self.cleanup_waits.notify_one();
-    }
-
-    /// Sends what was queued. False when the link is dead.
-    async fn clean_up(&self) -> bool {
-        let queued = std::mem::take(&mut *lock(&self.cleanup));
-        let (mut shards, mut transfers) = (Vec::new(), Vec::new());
-        for cleanup in queued {
-            match cleanup {
-                Cleanup::Shard(id) => shards.push(id),
-                Cleanup::Transfer(id) => transfers.push(id),
-                Cleanup::Executable(executable) => {
-                    self.send(op::Op::Unload(Unload { executable })).await
-                }
-                Cleanup::Put(transfer) => {
-                    self.send(op::Op::CancelPut(CancelPut {
-                        transfer,
-                        status: Some(status::failed_precondition(
-                            "the client went away before the array's bytes came",
-                        )),
-                    }))
-                    .await;
-                }
-            }
-        }
-        if !shards.is_empty() {
-            self.send(op::Op::Drop(DropShards { shards })).await;
-        }
-        if !transfers.is_empty() {
-            self.send(op::Op::Release(Release { transfers })).await;
-        }
-        !self.is_dead()
-    }
-
+impl Wire {
     fn deliver(&self, reply: Reply) {
         let (id, result) = match reply.reply {
+            Some(reply::Reply::Taken(taken)) => {
+                self.queue.credit(taken.ops);
+                return;
+            }
             Some(reply) => match split(reply) {
                 Some(answer) => answer,
                 None => return,
@@ -314,8 +289,8 @@ impl Link {
         }
     }
 
-    fn die(&self, why: &str) {
-        let status = status::worker_lost(&self.name, why);
+    fn die(&self, name: &str, why: &str) {
+        let status = status::worker_lost(name, why);
         let waiting = {
             let mut pending = lock(&self.pending);
             pending.dead = Some(status.clone());
@@ -327,10 +302,10 @@ impl Link {
     }
 }
 
-/// The number and outcome of a reply; `None` for an `Attached` that comes twice.
+/// The number and outcome of a reply; `None` for one that answers nothing.
 fn split(reply: reply::Reply) -> Option<(u64, Result<reply::Reply, Status>)> {
     let (id, status) = match &reply {
-        reply::Reply::Attached(_) => return None,
+        reply::Reply::Attached(_) | reply::Reply::Taken(_) => return None,
         reply::Reply::CompileDone(done) => (done.request, done.status.clone()),
         reply::Reply::WatchDone(done) => (done.watch, done.status.clone()),
         reply::Reply::ReadDone(done) => (done.transfer, done.status.clone()),

@@ -33,6 +33,7 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
     let cluster = cluster::follow(
         config.resource_manager,
         address.to_string(),
+        Arc::new(AtomicU64::new(1)),
         shutdown.clone(),
     );
     let status_page = config.status_listener.map(|listener| {
@@ -47,7 +48,6 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
         cluster,
         counters: Arc::clone(&counters),
         ids: Ids::new(),
-        launches: AtomicU64::new(1),
         xla_flags: config.xla_flags,
         large_transfers: Arc::new(LargeTransfers::new(config.large_transfer_directory)),
     });

@@ -64,8 +64,6 @@ pub(crate) struct Shared {
     pub(crate) cluster: ClusterWatch,
     pub(crate) counters: Arc<Counters>,
     pub(crate) ids: Ids,
-    /// One sequence of launches for the whole proxy (D2).
-    pub(crate) launches: AtomicU64,
     pub(crate) xla_flags: Vec<String>,
     pub(crate) large_transfers: Arc<LargeTransfers>,
 }
@@ -114,7 +112,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// One client.
 pub(crate) struct Session {
     shared: Arc<Shared>,
+    /// The client's secret.
     id: u64,
+    /// Names the session towards workers.
+    number: u64,
     cluster: Option<Arc<Cluster>>,
     values: HashMap<u64, Value>,
     host_buffers: Arc<HostBuffers>,
@@ -135,6 +136,7 @@ impl Session {
     ) -> Self {
         let destroyed = Arc::new(Destroyed::default());
         Self {
+            number: shared.ids.next(),
             shared,
             id,
             cluster: None,

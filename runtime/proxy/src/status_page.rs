@@ -95,8 +95,8 @@ async fn worker(link: &Link) -> Value {
     let ask = data.get_status(WorkerStatusRequest {});
     match tokio::time::timeout(WORKER_TIMEOUT, ask).await {
         Ok(Ok(status)) => show(link, &status.into_inner()),
-        Ok(Err(e)) => json!({"name": link.name, "error": e.message()}),
-        Err(_) => json!({"name": link.name, "error": "no answer in time"}),
+        Ok(Err(e)) => json!({"name": &*link.name, "error": e.message()}),
+        Err(_) => json!({"name": &*link.name, "error": "no answer in time"}),
     }
 }
 
@@ -104,11 +104,11 @@ async fn worker(link: &Link) -> Value {
 fn show(link: &Link, status: &WorkerStatus) -> Value {
     let mut shown = counters(status);
     for (name, text) in [
-        ("name", &link.name),
-        ("address", &link.address),
-        ("plugin_path", &status.plugin_path),
-        ("platform", &status.platform),
-        ("cache_location", &status.cache_location),
+        ("name", &*link.name),
+        ("address", &*link.address),
+        ("plugin_path", status.plugin_path.as_str()),
+        ("platform", status.platform.as_str()),
+        ("cache_location", status.cache_location.as_str()),
     ] {
         shown[name] = json!(text);
     }

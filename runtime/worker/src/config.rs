@@ -36,7 +36,8 @@ pub struct Config {
 /// Bounds of one worker. The defaults suit a machine with a few accelerators.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Ops taken off the stream that are not dispatched yet; beyond it the stream is not read and the sender blocks.
+    /// Ops that the proxy may have on the way or that are not dispatched yet. All that a client's op waits for behind other
+    /// clients' lies here, so it is no more than keeps the dispatch thread busy while the proxy hears that there is room.
     pub queued_ops: usize,
     /// Executions handed to the plugin that have not ended. A CPU plugin blocks its caller at about 32 a device.
     pub launches_in_flight: usize,
@@ -63,7 +64,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
-            queued_ops: 1024,
+            queued_ops: 64,
             launches_in_flight: 24,
             waiting_ops: 1 << 18,
             unsent_replies: 4096,

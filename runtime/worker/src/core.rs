@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crossbeam_channel::Sender;
 use tokio::{
     runtime::Handle,
-    sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit},
+    sync::{Semaphore, SemaphorePermit},
 };
 use waystation_pjrt::{Client, Memory};
 use waystation_proto::{
@@ -16,6 +16,7 @@ use waystation_proto::{
 use crate::{
     compiler::Compiler, config::Limits, counters::Counters, outbox::Outbox, peers::Peers,
     session::Session, status,
+    window::Permit,
 };
 
 /// Work for the dispatch thread on a session's state.
@@ -44,7 +45,7 @@ pub(crate) enum Event {
     Op {
         serial: u64,
         op: Box<Op>,
-        permit: OwnedSemaphorePermit,
+        permit: Permit,
     },
     /// The op stream of session `serial` has ended.
     End { serial: u64 },

@@ -146,7 +146,8 @@ impl Dispatch {
             proxy = attach.build_id,
             "a proxy takes the worker"
         );
-        outbox.send(reply::Reply::Attached(Attached {}));
+        let window = u32::try_from(self.core.limits.queued_ops).unwrap_or(u32::MAX);
+        outbox.send(reply::Reply::Attached(Attached { window }));
         self.session = Some(Session::new(
             Arc::clone(&self.core),
             attach,

@@ -8,8 +8,8 @@
 //!
 //! One *dispatch thread* owns everything that ops change: the shard table, the executables and what waits for what. So ops
 //! take effect in stream order without locks. It calls the plugin itself and never waits for bytes, compiles, executions
-//! or the network; those end as jobs in its queue. Back-pressure: an op holds a permit until it is dispatched, and without
-//! a permit the stream is not read.
+//! or the network; those end as jobs in its queue. Back-pressure: an op holds a permit until it is dispatched; the proxy sends no
+//! more ops than there are permits, and is told of those that are free again.
 
 mod compiler;
 mod config;
@@ -34,6 +34,7 @@ mod session;
 mod status;
 mod table;
 mod text;
+mod window;
 
 pub use config::{Config, Limits};
 pub use error::Error;

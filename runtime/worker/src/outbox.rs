@@ -8,7 +8,7 @@ use std::sync::{
 
 use tokio::sync::{
     Notify,
-    mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    mpsc::{UnboundedReceiver, UnboundedSender, WeakUnboundedSender, unbounded_channel},
 };
 use waystation_proto::waystation::worker::{Reply, reply};
 
@@ -16,6 +16,13 @@ use waystation_proto::waystation::worker::{Reply, reply};
 #[derive(Clone, Debug)]
 pub(crate) struct Outbox {
     replies: UnboundedSender<Reply>,
+    gauge: Arc<Gauge>,
+}
+
+/// An end that does not keep the stream of replies open.
+#[derive(Clone, Debug)]
+pub(crate) struct WeakOutbox {
+    replies: WeakUnboundedSender<Reply>,
     gauge: Arc<Gauge>,
 }
 
@@ -56,9 +63,26 @@ impl Outbox {
         let _ = self.replies.send(Reply { reply: Some(reply) });
     }
 
+    pub(crate) fn downgrade(&self) -> WeakOutbox {
+        WeakOutbox {
+            replies: self.replies.downgrade(),
+            gauge: Arc::clone(&self.gauge),
+        }
+    }
+
     /// The fill level, for the reader of the op stream.
     pub(crate) fn gauge(&self) -> Arc<Gauge> {
         Arc::clone(&self.gauge)
+    }
+}
+
+impl WeakOutbox {
+    /// Sends a reply, if the session that replies is still there.
+    pub(crate) fn send(&self, reply: reply::Reply) {
+        if let Some(replies) = self.replies.upgrade() {
+            let gauge = Arc::clone(&self.gauge);
+            Outbox { replies, gauge }.send(reply);
+        }
     }
 }
 
@@ -89,8 +113,8 @@ mod tests {
     #[tokio::test]
     async fn a_full_outbox_is_waited_for() {
         let (outbox, mut inbox) = outbox();
-        outbox.send(reply::Reply::Attached(Attached {}));
-        outbox.send(reply::Reply::Attached(Attached {}));
+        outbox.send(reply::Reply::Attached(Attached::default()));
+        outbox.send(reply::Reply::Attached(Attached::default()));
         let gauge = outbox.gauge();
         gauge.below(3).await;
         let waiting = tokio::spawn(async move { gauge.below(2).await });

@@ -3,7 +3,7 @@
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::oneshot;
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
@@ -23,6 +23,7 @@ use crate::{
     report::Report,
     session::{Broken, Fetch, Session},
     status,
+    window::Window,
 };
 
 /// Payload of one frame of the data service.
@@ -60,6 +61,11 @@ impl Worker for Service {
         };
         let (outbox, inbox) = outbox();
         let gauge = outbox.gauge();
+        let window = Window::new(
+            self.core.limits.queued_ops,
+            outbox.downgrade(),
+            self.core.events.clone(),
+        );
         let (accepted, answer) = oneshot::channel();
         self.send(Event::Attach {
             attach,
@@ -75,7 +81,13 @@ impl Worker for Service {
             core: Arc::clone(&self.core),
             serial,
         };
-        let reader = tokio::spawn(read_ops(Arc::clone(&self.core), ops, serial, gauge));
+        let reader = tokio::spawn(read_ops(
+            Arc::clone(&self.core),
+            ops,
+            serial,
+            gauge,
+            window,
+        ));
         let replies = Replies {
             inbox,
             reader,
@@ -221,12 +233,18 @@ fn not_named(transfer: u64, limit: Duration) -> Status {
     )))
 }
 
-/// Takes ops off the stream as fast as they are dispatched and their replies are taken, and no faster.
-async fn read_ops(core: Arc<Core>, mut ops: Streaming<Op>, serial: u64, gauge: Arc<Gauge>) {
-    let permits = Arc::new(Semaphore::new(core.limits.queued_ops));
+/// Takes ops off the stream as fast as they are dispatched and their replies are taken, and no faster. A proxy keeps to the
+/// window; one that does not is slowed here.
+async fn read_ops(
+    core: Arc<Core>,
+    mut ops: Streaming<Op>,
+    serial: u64,
+    gauge: Arc<Gauge>,
+    window: Arc<Window>,
+) {
     loop {
         gauge.below(core.limits.unsent_replies).await;
-        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else {
+        let Some(permit) = window.enter().await else {
             break;
         };
         match ops.message().await {

@@ -18,7 +18,6 @@ use std::{
     sync::Arc,
 };
 
-use tokio::sync::OwnedSemaphorePermit;
 use waystation_proto::{
     tensorflow::StatusProto,
     waystation::worker::{Answer, Attach, Op, op, reply},
@@ -33,6 +32,7 @@ use crate::{
     outbox::Outbox,
     status::{self, Fault},
     table::{Shard, Slot, Value},
+    window::Permit,
 };
 
 /// What to do when a wait is over.
@@ -110,11 +110,18 @@ impl Session {
     }
 
     /// Applies the next op of the stream.
-    pub(crate) fn apply(&mut self, op: Op, permit: OwnedSemaphorePermit) {
+    pub(crate) fn apply(&mut self, op: Op, permit: Permit) {
+        let only_cleans_up = !op.drops.is_empty() || !op.releases.is_empty();
+        for shard in &op.drops {
+            self.table.remove(shard);
+        }
+        self.release(&op.releases);
         let Some(op) = op.op else {
-            tracing::warn!(
-                "an op that this build does not know was ignored; run the same build everywhere"
-            );
+            if !only_cleans_up {
+                tracing::warn!(
+                    "an op that this build does not know was ignored; run the same build everywhere"
+                );
+            }
             return;
         };
         match op {
@@ -125,12 +132,6 @@ impl Session {
             op::Op::Bitcast(op) => self.bitcast(op),
             op::Op::Read(op) => self.read(op),
             op::Op::Pull(op) => self.pull(op),
-            op::Op::Release(op) => self.release(&op.transfers),
-            op::Op::Drop(op) => {
-                for shard in op.shards {
-                    self.table.remove(&shard);
-                }
-            }
             op::Op::Fail(op) => {
                 let fault = Arc::new(
                     op.status

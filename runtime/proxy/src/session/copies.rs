@@ -127,7 +127,7 @@ impl Session {
             } else {
                 self.pull(source, link, |transfer, request, from: &Link| Pull {
                     transfer,
-                    from: from.address.clone(),
+                    from: from.address.to_string(),
                     from_epoch: from.epoch,
                     dtype: dtype as i32,
                     dims,

@@ -80,7 +80,6 @@ impl Session {
         let devices = program.devices.len();
         let num_results = program.results.len();
         let first_result = self.shared.ids.block((num_results * devices) as u64);
-        let launch = self.shared.launches.fetch_add(1, Relaxed);
         let settles = user_context.wants_watch();
         let watch = if options.fill_status || settles {
             self.shared.ids.next()
@@ -89,7 +88,8 @@ impl Session {
         };
         let op = op::Op::Execute(Execute {
             executable: program.id,
-            launch,
+            // Numbered when it leaves (D2).
+            launch: 0,
             args: arguments.shards,
             first_result,
             non_donatable: arguments.non_donatable,

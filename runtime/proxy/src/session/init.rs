@@ -1,6 +1,9 @@
 //! The devices and memories as a client sees them, and questions about the cluster as a whole.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use waystation_proto::{
     waystation::worker::{DefaultLayout, op, reply},
@@ -41,7 +44,7 @@ impl Session {
             status::unavailable("the workers went away while the client connected; connect again")
         })?;
         let response = describe(&cluster, self.id);
-        self.cluster = Some(cluster);
+        self.cluster = Some(Arc::new(cluster.for_client(self.number)));
         Ok(Outcome::Now(Response::InitResponse(response)))
     }
 
@@ -137,7 +140,7 @@ fn describe(cluster: &Cluster, session_id: u64) -> InitResponse {
     let mut kinds = BTreeMap::new();
     let mut memories = Vec::new();
     let mut devices = Vec::new();
-    for device in &cluster.devices {
+    for device in cluster.devices.iter() {
         let first = memories.len();
         for memory in &device.info.memories {
             let next = kinds.len();

@@ -190,7 +190,7 @@ impl Session {
                 "the program spans {} workers ({}); programs over several workers are not served yet, only arrays are: put its mesh on one worker's devices",
                 many.len(),
                 many.iter()
-                    .map(|l| l.name.as_str())
+                    .map(|l| &*l.name)
                     .collect::<Vec<_>>()
                     .join(", ")
             ))),

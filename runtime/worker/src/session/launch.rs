@@ -10,7 +10,6 @@ use std::{
     },
 };
 
-use tokio::sync::OwnedSemaphorePermit;
 use waystation_pjrt::{Buffer, ExecuteOptions, Execution};
 use waystation_proto::{tensorflow::StatusProto, waystation::worker::Execute};
 
@@ -22,6 +21,7 @@ use crate::{
     counters,
     status::{self, Fault},
     table::{Origin, Shard, Slot, Value},
+    window::Permit,
 };
 
 /// Executions of a session.
@@ -46,7 +46,7 @@ struct Launch {
     origin: Rc<Origin>,
     watch: u64,
     /// Held while nothing from outside is needed: it bounds what the stream may pile up here.
-    _permit: Option<OwnedSemaphorePermit>,
+    _permit: Option<Permit>,
 }
 
 struct InFlight {
@@ -59,7 +59,7 @@ struct InFlight {
 }
 
 impl Session {
-    pub(super) fn execute(&mut self, op: Execute, permit: OwnedSemaphorePermit) {
+    pub(super) fn execute(&mut self, op: Execute, permit: Permit) {
         let Some(program) = self.programs.get(&op.executable).map(Rc::clone) else {
             // Without the program the number of devices is unknown, and so are the result ids. Ops that use them find
             // unknown shards, which is the same failure.
@@ -127,7 +127,7 @@ impl Session {
         args: Vec<Rc<Slot>>,
         results: Vec<Rc<Slot>>,
         retired: bool,
-        permit: Option<OwnedSemaphorePermit>,
+        permit: Option<Permit>,
     ) {
         let loaded = match program.result() {
             Ok(loaded) => loaded,

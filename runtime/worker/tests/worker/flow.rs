@@ -76,6 +76,7 @@ async fn a_session_begins_with_attach() {
     let mut client = worker.client.clone();
     let first = Op {
         op: Some(op::Op::Put(Put::default())),
+        ..Op::default()
     };
     let refused = client
         .session(tokio_stream::iter([first]))
@@ -84,7 +85,7 @@ async fn a_session_begins_with_attach() {
     assert_eq!(refused.code(), tonic::Code::InvalidArgument);
     let mut session = worker.session(1).await;
     // An op that this build does not know is passed over.
-    session.ops.send(Op { op: None }).await.unwrap();
+    session.send_op(Op::default()).await;
     session.put(1, 0, &[1.0]).await;
     assert_eq!(session.read_f32(1).await, [1.0]);
     worker.stop().await;

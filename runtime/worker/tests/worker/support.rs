@@ -20,7 +20,7 @@ use waystation_proto::{
     waystation::{
         ExecutableInfo,
         worker::{
-            Answer, Attach, Compile, DataFrame, DataHeader, Drop as DropShards, Execute,
+            Answer, Attach, Compile, DataFrame, DataHeader, Execute,
             FetchDataRequest, Op, Put, Read, Reply, Strides, Target, Watch, WorkerStatus,
             WorkerStatusRequest, op, reply, worker_client::WorkerClient,
         },
@@ -179,6 +179,7 @@ impl Session {
         };
         ops.send(Op {
             op: Some(op::Op::Attach(attach)),
+            ..Op::default()
         })
         .await
         .expect("room");
@@ -208,10 +209,15 @@ impl Session {
     }
 
     pub(crate) async fn send(&self, op: op::Op) {
-        self.ops
-            .send(Op { op: Some(op) })
-            .await
-            .expect("the stream is open");
+        self.send_op(Op {
+            op: Some(op),
+            ..Op::default()
+        })
+        .await;
+    }
+
+    pub(crate) async fn send_op(&self, op: Op) {
+        self.ops.send(op).await.expect("the stream is open");
     }
 
     /// The next reply that `take` wants; others are kept for later.
@@ -399,9 +405,10 @@ impl Session {
     }
 
     pub(crate) async fn drop_shards(&self, shards: &[u64]) {
-        self.send(op::Op::Drop(DropShards {
-            shards: shards.to_vec(),
-        }))
+        self.send_op(Op {
+            drops: shards.to_vec(),
+            ..Op::default()
+        })
         .await;
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use waystation_proto::{
     tensorflow::error::Code,
-    waystation::worker::{CancelPut, FetchDataRequest, Pull, Put, Read, Release, Strides, op},
+    waystation::worker::{CancelPut, FetchDataRequest, Op, Pull, Put, Read, Strides, op},
     xla::PrimitiveType,
 };
 use waystation_worker::Limits;
@@ -103,9 +103,10 @@ async fn released_and_unknown_transfers_are_not_served() {
     session.end_read(transfer).await.unwrap();
     assert_eq!(session.fetch(transfer).await.unwrap().len(), 4);
     session
-        .send(op::Op::Release(Release {
-            transfers: vec![transfer, 12345],
-        }))
+        .send_op(Op {
+            releases: vec![transfer, 12345],
+            ..Op::default()
+        })
         .await;
     session.watch(&[10]).await.unwrap();
     let status = session.fetch(transfer).await.unwrap_err();

@@ -1,0 +1,149 @@
+use std::{future::Future as _, pin::pin};
+
+use futures::{FutureExt as _, StreamExt as _, task::noop_waker_ref};
+use waystation_proto::waystation::worker::{Attach, Execute, Watch};
+
+use super::*;
+
+fn execute(first_result: u64) -> op::Op {
+    op::Op::Execute(Execute {
+        first_result,
+        ..Execute::default()
+    })
+}
+
+/// A queue and its stream, with so much credit.
+fn queue(window: u32) -> (Arc<Queue>, Ops) {
+    let queue = Queue::new(Arc::new(AtomicU64::new(1)));
+    let mut ops = Ops::new(&queue, op::Op::Attach(Attach::default()));
+    let first = ops.next().now_or_never().flatten().expect("without credit");
+    assert!(matches!(first.op, Some(op::Op::Attach(_))));
+    queue.credit(window);
+    (queue, ops)
+}
+
+/// All that leaves now.
+fn leaving(ops: &mut Ops) -> Vec<Op> {
+    std::iter::from_fn(|| ops.next().now_or_never().flatten()).collect()
+}
+
+/// Sends until the lane is full; how many that were.
+fn fill(lane: &Lane) -> usize {
+    (0..)
+        .take_while(|&n| lane.send(execute(n)).now_or_never().is_some())
+        .count()
+}
+
+/// The promise of the module: the quiet client's op waits for the window and one op of each other client.
+#[test]
+fn an_op_waits_for_the_window_and_one_op_of_each_other_session() {
+    let (queue, mut ops) = queue(8);
+    let flooders: Vec<Lane> = (1..=15).map(|number| Lane::open(&queue, number)).collect();
+    for lane in &flooders {
+        assert_eq!(fill(lane), LANE_OPS, "a lane is bounded");
+    }
+    // The worker stands still: no more than its window leaves, whatever waits.
+    let mut left = leaving(&mut ops);
+    assert_eq!(left.len(), 8);
+    for lane in &flooders {
+        fill(lane);
+    }
+    let quiet = Lane::open(&queue, 99);
+    quiet
+        .send(op::Op::Watch(Watch::default()))
+        .now_or_never()
+        .expect("its lane is empty, however full others are");
+    let ahead = left.len();
+    while !left.iter().any(|op| op.client == 99) {
+        queue.credit(1);
+        let next = leaving(&mut ops);
+        assert_eq!(next.len(), 1, "one credit, one op");
+        left.extend(next);
+        for lane in &flooders {
+            fill(lane);
+        }
+    }
+    assert!(
+        left.len() <= ahead + flooders.len() + 1,
+        "{} ops of others left before the quiet one",
+        left.len() - ahead - 1
+    );
+}
+
+#[test]
+fn launches_are_numbered_as_they_leave_and_lanes_keep_their_order() {
+    let (queue, mut ops) = queue(100);
+    let (one, two) = (Lane::open(&queue, 1), Lane::open(&queue, 2));
+    for first in 0..3 {
+        one.send(execute(first)).now_or_never().expect("room");
+    }
+    two.send(execute(9)).now_or_never().expect("room");
+    let left: Vec<_> = leaving(&mut ops)
+        .into_iter()
+        .map(|op| match op.op {
+            Some(op::Op::Execute(e)) => (e.launch, op.client, e.first_result),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(left, [(1, 1, 0), (2, 2, 9), (3, 1, 1), (4, 1, 2)]);
+}
+
+/// A shard's room must be free for the op that the client sends next, and still be there for those it sent before.
+#[test]
+fn clean_up_rides_between_the_ops_before_and_after_it() {
+    let (queue, mut ops) = queue(100);
+    let lane = Lane::open(&queue, 1);
+    lane.send(execute(0)).now_or_never().expect("room");
+    lane.clean_up(Cleanup::Shard(7));
+    lane.clean_up(Cleanup::Transfer(8));
+    lane.send(execute(1)).now_or_never().expect("room");
+    lane.clean_up(Cleanup::Shard(9));
+    let left = leaving(&mut ops);
+    let shape: Vec<_> = left
+        .iter()
+        .map(|op| (op.op.is_some(), op.drops.clone(), op.releases.clone()))
+        .collect();
+    assert_eq!(
+        shape,
+        [
+            (true, vec![], vec![]),
+            (true, vec![7], vec![8]),
+            (false, vec![9], vec![])
+        ]
+    );
+}
+
+#[test]
+fn much_clean_up_leaves_in_pieces_and_a_lane_goes_when_its_session_has() {
+    let (queue, mut ops) = queue(100);
+    let lane = Lane::open(&queue, 1);
+    let count = CLEANUP_IDS as u64 * 2 + 5;
+    for shard in 0..count {
+        lane.clean_up(Cleanup::Shard(shard));
+    }
+    lane.send(execute(1)).now_or_never().expect("room");
+    drop(lane);
+    let left = leaving(&mut ops);
+    assert!(left.iter().all(|op| op.drops.len() <= CLEANUP_IDS));
+    assert!(left.last().is_some_and(|op| op.op.is_some()));
+    let mut dropped: Vec<u64> = left.into_iter().flat_map(|op| op.drops).collect();
+    dropped.sort_unstable();
+    assert_eq!(dropped, (0..count).collect::<Vec<_>>());
+    assert!(queue.lock().lanes.is_empty());
+}
+
+#[test]
+fn a_lost_worker_lets_waiting_senders_go() {
+    let (queue, ops) = queue(1);
+    let lane = Lane::open(&queue, 1);
+    fill(&lane);
+    let mut waiting = pin!(lane.send(execute(0)));
+    let mut context = Context::from_waker(noop_waker_ref());
+    assert!(waiting.as_mut().poll(&mut context).is_pending());
+    drop(ops);
+    assert!(waiting.as_mut().poll(&mut context).is_ready());
+    lane.send(execute(1))
+        .now_or_never()
+        .expect("a closed queue swallows");
+    assert!(queue.lock().lanes.is_empty());
+}
