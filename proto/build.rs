@@ -8,6 +8,7 @@ use prost::Message as _;
 const ROOTS: &[&str] = &[
     "xla/python/ifrt_proxy/common/grpc_ifrt_service.proto",
     "xla/python/ifrt_proxy/common/array_util.proto",
+    "xla/python/ifrt_proxy/contrib/pathways/status_annotator.proto",
     "xla/python/ifrt/layout_serdes.proto",
     "xla/python/ifrt/sharding_serdes.proto",
     "xla/python/pjrt_ifrt/xla_compiler.proto",

@@ -48,6 +48,11 @@ pub mod xla {
     }
 }
 
+/// Package `ifrt_proxy_contrib_pathways`: the memory table of an out-of-memory status.
+pub mod ifrt_proxy_contrib_pathways {
+    tonic::include_proto!("ifrt_proxy_contrib_pathways");
+}
+
 /// Package `waystation`.
 pub mod waystation {
     tonic::include_proto!("waystation");

@@ -35,6 +35,17 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("{text:?} is more bytes than 64 bits can count"))
 }
 
+/// As [`parse_bytes`], of which there must be some.
+///
+/// # Errors
+/// A text for the user.
+pub(crate) fn parse_some_bytes(text: &str) -> Result<u64, String> {
+    match parse_bytes(text)? {
+        0 => Err("leave it out for no limit; 0 bytes would hold nothing".to_owned()),
+        bytes => Ok(bytes),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -57,5 +68,7 @@ mod tests {
         assert!(parse_bytes("2G").unwrap_err().contains("GiB"));
         assert!(parse_bytes("17000000TiB").unwrap_err().contains("64 bits"));
         assert!(parse_bytes("99999999999999999999").is_err());
+        assert!(parse_some_bytes("0KiB").is_err());
+        assert_eq!(parse_some_bytes("1KiB"), Ok(1024));
     }
 }

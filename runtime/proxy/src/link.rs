@@ -28,7 +28,7 @@ use waystation_proto::{
     },
 };
 
-use self::queue::{Cleanup, Lane, Ops, Queue};
+use self::queue::{Lane, Ops, Queue};
 use crate::status::{self, Status};
 
 /// HTTP/2 windows, in bytes. Small unread messages kill a session with default windows: h2 charges each small frame
@@ -238,6 +238,11 @@ impl Link {
         self.wire.data.clone()
     }
 
+    /// Ops of all sessions that wait in the proxy for this worker.
+    pub(crate) fn queued(&self) -> usize {
+        self.wire.queue.len()
+    }
+
     /// True once the worker is lost.
     pub(crate) fn is_dead(&self) -> bool {
         lock(&self.wire.pending).dead.is_some()
@@ -245,28 +250,28 @@ impl Link {
 
     /// Forgets a shard. Never waits.
     pub(crate) fn drop_shard(&self, shard: u64) {
-        self.lane.clean_up(Cleanup::Shard(shard));
+        self.lane.drop_shard(shard);
     }
 
     /// Lets the worker forget the bytes of a transfer. Never waits.
     pub(crate) fn release(&self, transfer: u64) {
-        self.lane.clean_up(Cleanup::Transfer(transfer));
+        self.lane.release(transfer);
     }
 
     /// Unloads an executable. Never waits.
     pub(crate) fn unload(&self, executable: u64) {
-        let unload = op::Op::Unload(Unload { executable });
-        self.lane.clean_up(Cleanup::Op(unload));
+        self.lane.push(op::Op::Unload(Unload { executable }));
     }
 
     /// Tells the worker that the bytes of a put will not come. Never waits.
     pub(crate) fn cancel_put(&self, transfer: u64) {
-        let status = status::failed_precondition("the client went away before the array's bytes came");
+        let status =
+            status::failed_precondition("the client went away before the array's bytes came");
         let cancel = op::Op::CancelPut(CancelPut {
             transfer,
             status: Some(status),
         });
-        self.lane.clean_up(Cleanup::Op(cancel));
+        self.lane.push(cancel);
     }
 }
 

@@ -34,9 +34,23 @@ pub(crate) struct Loaded {
     /// What it was made from, for the program's text.
     program: Bytes,
     options: Vec<u8>,
-    /// Bytes that each result takes on a device, from the first execution.
-    sizes: OnceLock<Vec<u64>>,
+    /// The program's name, which its results carry.
+    pub(crate) name: Arc<str>,
+    /// Local ordinals of its devices, in logical order.
+    pub(crate) ordinals: Vec<usize>,
+    /// Which results lie in their device's default memory.
+    accounted: Vec<bool>,
+    /// What each result takes, from the first execution.
+    sizes: OnceLock<Sizes>,
     counters: Arc<Counters>,
+}
+
+/// What the results of a program take on a device.
+#[derive(Debug)]
+struct Sizes {
+    each: Vec<u64>,
+    /// In the default memory.
+    sum: u64,
 }
 
 impl Loaded {
@@ -45,10 +59,20 @@ impl Loaded {
         info: ExecutableInfo,
         program: Bytes,
         options: Vec<u8>,
+        client: &Client,
         counters: &Arc<Counters>,
     ) -> Loaded {
         counters::add(&counters.executables, 1);
+        let default_memory = default_memory_kind(client);
+        let accounted = info
+            .results
+            .iter()
+            .map(|result| result.memory_kind.is_empty() || result.memory_kind == default_memory)
+            .collect();
         Loaded {
+            name: info.name.as_str().into(),
+            accounted,
+            ordinals: ordinals(client, executable.device_ids()),
             executable,
             info,
             program,
@@ -76,15 +100,44 @@ impl Loaded {
             .filter_map(|&parameter| usize::try_from(parameter).ok())
     }
 
+    /// Bytes of a device's default memory that the results take: what the compiler says, until an execution has shown it.
+    pub(crate) fn results_need(&self) -> u64 {
+        match (self.sizes.get(), &self.info.memory_stats) {
+            (Some(sizes), _) => sizes.sum,
+            (None, Some(stats)) => u64::try_from(stats.output_size_in_bytes).unwrap_or(0),
+            (None, None) => 0,
+        }
+    }
+
+    /// Bytes of a device's default memory that an execution needs while it runs, beside arguments and results.
+    pub(crate) fn temporaries_need(&self) -> u64 {
+        let stats = self.info.memory_stats.as_ref();
+        stats.map_or(0, |stats| {
+            u64::try_from(stats.temp_size_in_bytes).unwrap_or(0)
+        })
+    }
+
     /// Bytes that each result takes on a device. Shapes are static, so the first execution's buffers say it for all.
     pub(crate) fn result_bytes(&self, outputs: &[Vec<Buffer>]) -> &[u64] {
-        self.sizes.get_or_init(|| {
+        let sizes = self.sizes.get_or_init(|| {
             let first = outputs.first().map(Vec::as_slice).unwrap_or_default();
-            first
+            let each: Vec<u64> = first
                 .iter()
                 .map(|buffer| buffer.on_device_bytes().unwrap_or_default())
-                .collect()
-        })
+                .collect();
+            let accounted = each.iter().zip(&self.accounted);
+            let sum = accounted
+                .filter(|(_, accounted)| **accounted)
+                .map(|(bytes, _)| *bytes)
+                .sum();
+            Sizes { each, sum }
+        });
+        &sizes.each
+    }
+
+    /// Whether a result lies in its device's default memory.
+    pub(crate) fn is_accounted(&self, result: usize) -> bool {
+        self.accounted.get(result).copied().unwrap_or(true)
     }
 }
 
@@ -256,6 +309,7 @@ impl Compiler {
             info,
             program,
             options,
+            &self.client,
             &self.counters,
         ));
         let mut all = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
@@ -364,18 +418,33 @@ impl Compiler {
     }
 }
 
+/// The places of the plugin's ids among the devices.
+fn ordinals(client: &Client, ids: &[i32]) -> Vec<usize> {
+    let place = |id: &i32| {
+        client
+            .devices()
+            .iter()
+            .position(|device| device.id() == *id)
+    };
+    ids.iter().filter_map(place).collect()
+}
+
+/// The kind of the devices' default memory; empty where the plugin names none.
+fn default_memory_kind(client: &Client) -> &str {
+    let device = client.devices().first();
+    device
+        .and_then(|device| device.memories().get(device.default_memory()))
+        .map_or("", |memory| memory.kind())
+}
+
 /// What the plugin says about an executable; what it does not say stays empty.
 fn facts(client: &Client, executable: &LoadedExecutable, shape: (u32, u32)) -> PluginFacts {
-    let device = client.devices().first();
-    let memory = device.and_then(|device| device.memories().get(device.default_memory()));
     PluginFacts {
         name: executable.name().to_owned(),
         fingerprint: executable.fingerprint().unwrap_or_default(),
         num_replicas: shape.0,
         num_partitions: shape.1,
-        default_memory_kind: memory
-            .map(|memory| memory.kind().to_owned())
-            .unwrap_or_default(),
+        default_memory_kind: default_memory_kind(client).to_owned(),
         result_memory_kinds: executable.output_memory_kinds().unwrap_or_default(),
         memory_stats: executable
             .memory_stats()

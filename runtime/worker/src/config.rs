@@ -39,6 +39,8 @@ pub struct Limits {
     /// Ops that the proxy may have on the way or that are not dispatched yet. All that a client's op waits for behind other
     /// clients' lies here, so it is no more than keeps the dispatch thread busy while the proxy hears that there is room.
     pub queued_ops: usize,
+    /// Bytes that arrays and executions may take of each device's default memory; none is no limit but the device's own.
+    pub device_memory_bytes: Option<u64>,
     /// Executions handed to the plugin that have not ended. A CPU plugin blocks its caller at about 32 a device.
     pub launches_in_flight: usize,
     /// Ops that wait for bytes or a program at the same time; more are refused.
@@ -65,6 +67,7 @@ impl Default for Limits {
     fn default() -> Limits {
         Limits {
             queued_ops: 64,
+            device_memory_bytes: None,
             launches_in_flight: 24,
             waiting_ops: 1 << 18,
             unsent_replies: 4096,

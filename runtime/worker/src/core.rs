@@ -14,9 +14,8 @@ use waystation_proto::{
 };
 
 use crate::{
-    compiler::Compiler, config::Limits, counters::Counters, outbox::Outbox, peers::Peers,
-    session::Session, status,
-    window::Permit,
+    compiler::Compiler, config::Limits, counters::Counters, ledger::Ledger, outbox::Outbox,
+    peers::Peers, session::Session, status, usage::Clients, window::Permit,
 };
 
 /// Work for the dispatch thread on a session's state.
@@ -61,6 +60,8 @@ pub(crate) enum Event {
 pub(crate) struct Core {
     pub(crate) client: Client,
     pub(crate) counters: Arc<Counters>,
+    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) clients: Clients,
     pub(crate) limits: Limits,
     pub(crate) runtime: Handle,
     pub(crate) events: Sender<Event>,
@@ -87,6 +88,13 @@ impl Core {
         let units = staging_units(bytes).min(most);
         let room = self.staging.acquire_many(units).await;
         room.map_err(|_| status::of(Code::Cancelled, "the worker is going down"))
+    }
+
+    /// Whether that is the device's default memory, which alone is accounted against its limit.
+    pub(crate) fn is_default_memory(&self, device: usize, kind: &str) -> bool {
+        let device = self.client.devices().get(device);
+        let default = device.and_then(|device| device.memories().get(device.default_memory()));
+        kind.is_empty() || default.is_some_and(|memory| memory.kind() == kind)
     }
 
     /// A memory of a local device by kind; the empty kind is the device's default memory.

@@ -39,6 +39,9 @@ impl Report {
             executables: counters::get(&ours.executables),
             cache_location: self.cache_location.clone(),
             ffi_calls: waystation_pjrt::ffi::calls(),
+            clients: core.clients.report(),
+            device_memory_bytes: core.ledger.used(),
+            device_memory_limit_bytes: core.ledger.limit(),
         }
     }
 }

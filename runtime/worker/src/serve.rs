@@ -16,11 +16,14 @@ use crate::{
     counters::Counters,
     dispatch,
     error::Error,
-    heap, linalg,
+    heap,
+    ledger::Ledger,
+    linalg,
     peers::{CONNECTION_WINDOW_BYTES, Peers, STREAM_WINDOW_BYTES},
     register,
     report::Report,
     service::Service,
+    usage::Clients,
 };
 
 /// Runs a worker until `stop` is cancelled. Loads the plugin first, then serves, then registers with the resource manager.
@@ -72,9 +75,12 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
     // Unbounded for the plugin's threads, which must not wait; what fills it is bounded by the ops taken off the stream.
     let (events, receiver) = crossbeam_channel::unbounded();
     let staging = Semaphore::new(staging_units(config.limits.staging_bytes) as usize);
+    let ledger = Ledger::new(client.devices().len(), config.limits.device_memory_bytes);
     let core = Arc::new(Core {
         client,
         counters,
+        ledger,
+        clients: Clients::default(),
         limits: config.limits,
         runtime: tokio::runtime::Handle::current(),
         events,

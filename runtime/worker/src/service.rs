@@ -21,7 +21,7 @@ use crate::{
     host,
     outbox::{Gauge, Inbox, outbox},
     report::Report,
-    session::{Broken, Fetch, Session},
+    session::{Begun, Broken, Fetch, Session},
     status,
     window::Window,
 };
@@ -81,13 +81,7 @@ impl Worker for Service {
             core: Arc::clone(&self.core),
             serial,
         };
-        let reader = tokio::spawn(read_ops(
-            Arc::clone(&self.core),
-            ops,
-            serial,
-            gauge,
-            window,
-        ));
+        let reader = tokio::spawn(read_ops(Arc::clone(&self.core), ops, serial, gauge, window));
         let replies = Replies {
             inbox,
             reader,
@@ -192,25 +186,23 @@ impl Service {
                     session.put_begins(transfer, size_bytes)
                 })
                 .await?;
-            match begun {
-                Err(full)
-                    if full.code() == tonic::Code::ResourceExhausted
-                        && tokio::time::Instant::now() < deadline =>
-                {
+            match begun? {
+                Begun::Expected => return Ok(()),
+                Begun::NoRoomYet(_) if tokio::time::Instant::now() < deadline => {
                     tokio::time::sleep(EARLY_PUT_POLL).await;
                 }
-                begun => return begun,
+                Begun::NoRoomYet(status) => return Err(status::to_grpc(&status)),
             }
         }
     }
 
     /// Runs a call of the data service on the dispatch thread. The outer error: the worker goes down; the inner one: the
     /// session is not there, or the call failed.
-    async fn with_session(
+    async fn with_session<T: Send + 'static>(
         &self,
         epoch: u64,
-        call: impl FnOnce(&mut Session) -> Result<(), StatusProto> + Send + 'static,
-    ) -> Result<Result<(), Status>, Status> {
+        call: impl FnOnce(&mut Session) -> Result<T, StatusProto> + Send + 'static,
+    ) -> Result<Result<T, Status>, Status> {
         let (done, result) = oneshot::channel();
         let call = Box::new(move |session: Result<&mut Session, StatusProto>| {
             // The caller may be gone.

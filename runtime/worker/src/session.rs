@@ -5,11 +5,13 @@
 
 mod answers;
 mod copy;
+mod execution;
 mod launch;
 mod persist;
 mod program;
 mod put;
 mod read;
+mod room;
 mod watch;
 
 use std::{
@@ -24,14 +26,19 @@ use waystation_proto::{
 };
 
 use self::{
-    launch::Launches, persist::Saves, program::Program, put::Puts, read::Transfers, watch::Watches,
+    launch::Launches, persist::Saves, program::Program, put::Puts, read::Transfers, room::Room,
+    watch::Watches,
 };
-pub(crate) use self::{put::Broken, read::Fetch};
+pub(crate) use self::{
+    put::{Begun, Broken},
+    read::Fetch,
+};
 use crate::{
     core::Core,
     outbox::Outbox,
     status::{self, Fault},
     table::{Shard, Slot, Value},
+    usage::{Cause, Usage},
     window::Permit,
 };
 
@@ -68,6 +75,9 @@ pub(crate) struct Session {
     programs: HashMap<u64, Rc<Program>>,
     launches: Launches,
     saves: Saves,
+    room: Room,
+    /// Whose op was the last one.
+    client: Arc<Usage>,
 }
 
 impl Session {
@@ -79,6 +89,7 @@ impl Session {
             .map(|(&id, ordinal)| (id, ordinal))
             .collect();
         Session {
+            client: core.clients.of(0),
             core,
             epoch: attach.epoch,
             serial,
@@ -98,6 +109,7 @@ impl Session {
             programs: HashMap::new(),
             launches: Launches::default(),
             saves: Saves::default(),
+            room: Room::default(),
         }
     }
 
@@ -116,6 +128,7 @@ impl Session {
             self.table.remove(shard);
         }
         self.release(&op.releases);
+        let client = op.client;
         let Some(op) = op.op else {
             if !only_cleans_up {
                 tracing::warn!(
@@ -124,6 +137,9 @@ impl Session {
             }
             return;
         };
+        if self.client.client != client {
+            self.client = self.core.clients.of(client);
+        }
         match op {
             op::Op::Attach(_) => tracing::warn!("a second Attach on one stream was ignored"),
             op::Op::Put(op) => self.put(op),
@@ -162,6 +178,14 @@ impl Session {
             } else if !self.launch_next() {
                 break;
             }
+        }
+    }
+
+    /// What the op that is applied now does, it does for this.
+    fn cause(&self, user_context: u64) -> Cause {
+        Cause {
+            user_context,
+            client: Arc::clone(&self.client),
         }
     }
 
@@ -257,7 +281,7 @@ impl Session {
     /// Whether one more op may wait.
     fn room_to_wait(&self) -> Result<(), StatusProto> {
         let limit = self.core.limits.waiting_ops;
-        if self.waits.len() < limit {
+        if self.waits.len() + self.room.waiting() < limit {
             return Ok(());
         }
         Err(status::exhausted(format!(

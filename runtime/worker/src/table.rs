@@ -10,7 +10,9 @@ use waystation_pjrt::Buffer;
 
 use crate::{
     counters::{self, Counters},
+    ledger::Charge,
     status::Fault,
+    usage::Cause,
 };
 
 /// One device's piece of an array: the value behind a shard id. The table forgets the id when the proxy drops it; an op
@@ -114,28 +116,44 @@ impl Slot {
 pub(crate) struct Shard {
     pub(crate) buffer: Buffer,
     pub(crate) origin: Rc<Origin>,
-    /// The content is known to be there.
-    pub(crate) arrived: Cell<bool>,
     bytes: u64,
+    account: RefCell<Option<Account>>,
+}
+
+/// What a shard counts for.
+#[derive(Debug)]
+struct Account {
+    charge: Option<Charge>,
     counters: Arc<Counters>,
 }
 
 impl Shard {
-    /// `bytes`: what the buffer takes on its device.
+    /// `bytes`: what the buffer takes on its device. `charge`: what was reserved for it.
     pub(crate) fn new(
         buffer: Buffer,
         bytes: u64,
+        charge: Option<Charge>,
         origin: Rc<Origin>,
         counters: &Arc<Counters>,
     ) -> Shard {
+        // What was reserved for the default memory was a guess; another memory's shard has reserved nothing.
+        let charge = charge
+            .filter(|charge| charge.bytes() > 0)
+            .map(|mut charge| {
+                charge.correct(bytes);
+                charge
+            });
         counters::add(&counters.array_bytes, bytes);
         counters::add(&counters.shards, 1);
+        origin.cause.client.add(bytes);
         Shard {
             buffer,
             origin,
-            arrived: Cell::new(false),
             bytes,
-            counters: Arc::clone(counters),
+            account: RefCell::new(Some(Account {
+                charge,
+                counters: Arc::clone(counters),
+            })),
         }
     }
 
@@ -143,28 +161,85 @@ impl Shard {
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
+
+    /// The device and what is charged of its default memory; `None` when that is nothing.
+    pub(crate) fn charged(&self) -> Option<(usize, u64)> {
+        let account = self.account.borrow();
+        let charge = account.as_ref()?.charge.as_ref()?;
+        Some((charge.device(), charge.bytes()))
+    }
+
+    /// An execution takes the buffer over, and its charge.
+    pub(crate) fn give_up(&self) -> Option<Charge> {
+        let Account { charge, counters } = self.account.borrow_mut().take()?;
+        counters::sub(&counters.array_bytes, self.bytes);
+        counters::sub(&counters.shards, 1);
+        self.origin.cause.client.sub(self.bytes);
+        charge
+    }
 }
 
 impl Drop for Shard {
     fn drop(&mut self) {
-        counters::sub(&self.counters.array_bytes, self.bytes);
-        counters::sub(&self.counters.shards, 1);
+        drop(self.give_up());
     }
 }
 
 /// The op that made a buffer: what its late failure is reported as. All results of one execution share it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Origin {
-    pub(crate) user_context: u64,
+    pub(crate) cause: Cause,
+    maker: Maker,
+    /// The making is known to have ended.
+    done: Cell<bool>,
     fault: RefCell<Option<Fault>>,
 }
 
+/// What a buffer comes from, for people.
+#[derive(Clone, Debug)]
+pub(crate) enum Maker {
+    /// Host bytes, a copy, a restore: one of our own ops.
+    Op(&'static str),
+    /// A program's execution.
+    Program(Arc<str>),
+}
+
 impl Origin {
-    pub(crate) fn new(user_context: u64) -> Rc<Origin> {
+    pub(crate) fn new(cause: Cause, maker: Maker) -> Rc<Origin> {
         Rc::new(Origin {
-            user_context,
+            cause,
+            maker,
+            done: Cell::new(false),
             fault: RefCell::default(),
         })
+    }
+
+    /// The request that made the buffer.
+    pub(crate) fn user_context(&self) -> u64 {
+        self.cause.user_context
+    }
+
+    /// Names what made the buffer.
+    pub(crate) fn maker(&self) -> &str {
+        match &self.maker {
+            Maker::Op(name) => name,
+            Maker::Program(name) => name,
+        }
+    }
+
+    /// Whether the buffer's content is there: an execution must have ended for that, other ops are quick.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.done.get() || matches!(self.maker, Maker::Op(_))
+    }
+
+    /// Whether the execution that made the buffer is known to have ended well.
+    pub(crate) fn has_arrived(&self) -> bool {
+        self.done.get() && self.fault.borrow().is_none()
+    }
+
+    /// The execution has ended.
+    pub(crate) fn end(&self) {
+        self.done.set(true);
     }
 
     /// The failure of the making, when it is known.

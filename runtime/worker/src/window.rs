@@ -55,7 +55,9 @@ impl Window {
         let untold = self.untold.fetch_add(1, Relaxed) + 1;
         let batch = (self.size / 4).max(1);
         // What the proxy does not know to be free: this place is both held still and untold.
-        let held = self.size.saturating_sub(self.permits.available_permits() + 1);
+        let held = self
+            .size
+            .saturating_sub(self.permits.available_permits() + 1);
         let used = held + untold;
         if untold >= batch || (used + batch > self.size && self.events.is_empty()) {
             let ops = self.untold.swap(0, Relaxed);

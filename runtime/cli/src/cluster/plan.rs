@@ -10,7 +10,10 @@ use std::{
 use clap::ArgAction;
 
 use crate::{
-    argv::parse_bool, error::Failure, large_transfers, location, plugin, python, size::parse_bytes,
+    argv::parse_bool,
+    error::Failure,
+    large_transfers, location, plugin, python,
+    size::{parse_bytes, parse_some_bytes},
 };
 
 /// What the cluster consists of.
@@ -37,6 +40,9 @@ pub(crate) struct ClusterArgs {
     /// LAPACK library for linear algebra with CPU plugins [default: that of the Python package scipy-openblas32]
     #[arg(long = "lapack", value_name = "PATH")]
     pub(crate) lapack: Option<PathBuf>,
+    /// Memory that arrays and executions may take of each device [default: no limit but the device's own]
+    #[arg(long = "device_memory_bytes", value_name = "SIZE", value_parser = parse_some_bytes)]
+    pub(crate) device_memory_bytes: Option<u64>,
     /// Host buffers that the proxy keeps in memory before they go to a temporary file
     #[arg(long = "host_buffer_memory", value_name = "SIZE", default_value = "2GiB", value_parser = parse_bytes)]
     pub(crate) host_buffer_memory: u64,
@@ -61,6 +67,7 @@ pub(crate) struct Plan {
     location: Option<String>,
     plugin: PathBuf,
     lapack: Option<PathBuf>,
+    device_memory_bytes: Option<u64>,
     host_buffer_memory: u64,
     /// `None`: a private one.
     large_transfer_directory: Option<PathBuf>,
@@ -119,6 +126,7 @@ impl Plan {
             location: bucket.map(|bucket| bucket.location().to_string()),
             plugin,
             lapack,
+            device_memory_bytes: args.device_memory_bytes,
             host_buffer_memory: args.host_buffer_memory,
             large_transfer_directory: args.large_transfer_directory.clone(),
             xla_flags,
@@ -179,6 +187,10 @@ impl Plan {
                         .map(|count| flag("devices_per_worker", count.to_string())),
                 );
                 arguments.extend(
+                    self.device_memory_bytes
+                        .map(|bytes| flag("device_memory_bytes", bytes.to_string())),
+                );
+                arguments.extend(
                     self.location
                         .as_ref()
                         .map(|location| flag("gcs_scratch_location", location)),
@@ -225,6 +237,7 @@ mod tests {
             location: Some("file:///b".to_owned()),
             plugin: "/p.so".into(),
             lapack: Some("/l.so".into()),
+            device_memory_bytes: Some(9),
             host_buffer_memory: 7,
             large_transfer_directory: None,
             xla_flags: vec!["--xla_a=1".to_owned()],
@@ -258,6 +271,7 @@ mod tests {
         );
         assert_eq!(worker.gcs_scratch_location.as_deref(), Some("file:///b"));
         assert_eq!(worker.lapack.as_deref(), Some(Path::new("/l.so")));
+        assert_eq!(worker.device_memory_bytes, Some(9));
         assert!(worker.role.parent_stdin);
 
         let proxy = parsed(Role::Proxy);

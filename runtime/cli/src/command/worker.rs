@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use crate::{args::RoleArgs, error::Failure, lifetime, listen, location, plugin, python, threads};
+use crate::{
+    args::RoleArgs, error::Failure, lifetime, listen, location, plugin, python,
+    size::parse_some_bytes, threads,
+};
 
 /// Port of Pathways' workers.
 const DEFAULT_PORT: u16 = 29005;
@@ -44,6 +47,9 @@ pub(crate) struct Args {
     /// Bucket for compiled programs: gs://BUCKET/PREFIX, s3://..., file:///PATH or memory:// [default: memory://]
     #[arg(long = "gcs_scratch_location", value_name = "LOCATION")]
     pub(crate) gcs_scratch_location: Option<String>,
+    /// Memory that arrays and executions may take of each device [default: no limit but the device's own]
+    #[arg(long = "device_memory_bytes", value_name = "SIZE", value_parser = parse_some_bytes)]
+    pub(crate) device_memory_bytes: Option<u64>,
     #[command(flatten)]
     pub(crate) role: RoleArgs,
 }
@@ -86,7 +92,10 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
                 ..waystation_cache::Config::default()
             },
             environment: environment(),
-            limits: waystation_worker::Limits::default(),
+            limits: waystation_worker::Limits {
+                device_memory_bytes: args.device_memory_bytes,
+                ..waystation_worker::Limits::default()
+            },
         };
         if let Some(file) = &args.role.ready_file {
             listen::write_ready_file(file, &[address])?;

@@ -78,14 +78,6 @@ fn some(ids: &mut Vec<u64>) -> Vec<u64> {
     ids.split_off(ids.len() - CLEANUP_IDS)
 }
 
-/// What `Drop` code leaves to be sent.
-#[derive(Debug)]
-pub(super) enum Cleanup {
-    Shard(u64),
-    Transfer(u64),
-    Op(op::Op),
-}
-
 impl Queue {
     /// Nothing leaves it before [`Self::credit`].
     pub(super) fn new(launches: Arc<AtomicU64>) -> Arc<Self> {
@@ -129,6 +121,12 @@ impl Queue {
         if let Some(writer) = writer {
             writer.wake();
         }
+    }
+
+    /// Ops that wait here.
+    pub(super) fn len(&self) -> usize {
+        let inner = self.lock();
+        inner.lanes.values().map(|waiting| waiting.ops.len()).sum()
     }
 
     /// The worker has room for so many more ops.
@@ -232,19 +230,26 @@ impl Lane {
         });
     }
 
-    /// Queues what `Drop` code leaves. Never waits; there is no more of it than of the things that it ends.
-    pub(super) fn clean_up(&self, cleanup: Cleanup) {
-        self.queue.change(self.number, |waiting| match cleanup {
-            Cleanup::Shard(id) => waiting.drops.push(id),
-            Cleanup::Transfer(id) => waiting.releases.push(id),
-            Cleanup::Op(op) => {
-                let op = Op {
-                    op: Some(op),
-                    ..Op::default()
-                };
-                waiting.ops.push_back((op, None));
-            }
-        });
+    /// Has the worker forget a shard. Never waits.
+    pub(super) fn drop_shard(&self, shard: u64) {
+        self.queue
+            .change(self.number, |waiting| waiting.drops.push(shard));
+    }
+
+    /// Has the worker forget the bytes of a transfer. Never waits.
+    pub(super) fn release(&self, transfer: u64) {
+        self.queue
+            .change(self.number, |waiting| waiting.releases.push(transfer));
+    }
+
+    /// Queues an op that `Drop` code leaves. Never waits: there are no more of them than of the things that they end.
+    pub(super) fn push(&self, op: op::Op) {
+        let op = Op {
+            op: Some(op),
+            ..Op::default()
+        };
+        self.queue
+            .change(self.number, |waiting| waiting.ops.push_back((op, None)));
     }
 }
 

@@ -2,9 +2,8 @@
 
 use std::{rc::Rc, sync::Arc};
 
-use waystation_pjrt::HostBytes;
 use waystation_proto::{
-    tensorflow::StatusProto,
+    tensorflow::{StatusProto, error::Code},
     waystation::worker::{Answer, Bitcast, Copy, Pull, Target},
 };
 
@@ -12,9 +11,15 @@ use super::{Session, put::Placement};
 use crate::{
     counters,
     dtype::Dtype,
-    geometry, status,
-    table::{Origin, Shard, Slot, Value},
+    geometry,
+    ledger::Charge,
+    status,
+    table::{Maker, Origin, Shard, Slot, Value},
+    usage::Cause,
 };
+
+/// What the memory table calls shards that come from other shards.
+const COPY: &str = "copy";
 
 impl Session {
     pub(super) fn copy(&mut self, op: Copy) {
@@ -24,55 +29,82 @@ impl Session {
         };
         let (source, slot) = (self.slot(op.source), Slot::pending(false));
         self.insert(target.shard, Rc::clone(&slot));
-        let user_context = op.user_context;
+        let cause = self.cause(op.user_context);
         let from = Rc::clone(&source);
         self.when(&[source], move |session| match from.value() {
             Value::Pending { .. } => {}
             Value::Failed(fault) => session.resolve(&slot, Err(fault)),
-            Value::Ready(shard) => session.copy_shard(&from, &shard, &target, slot, user_context),
+            Value::Ready(shard) => session.copy_shard(from, &shard, target, slot, cause),
         });
     }
 
     fn copy_shard(
         &mut self,
-        source: &Rc<Slot>,
+        source: Rc<Slot>,
         shard: &Shard,
-        target: &Target,
+        target: Target,
         slot: Rc<Slot>,
-        user_context: u64,
+        cause: Cause,
     ) {
-        let memory = match self.core.memory(target.device, &target.memory_kind) {
-            Ok(memory) => memory,
+        let ask = match self.ask(&target, shard.bytes()) {
+            Ok(ask) => ask,
             Err(status) => {
-                self.resolve(
-                    &slot,
-                    Err(Arc::new(status::with_context(status, user_context))),
-                );
+                let status = status::with_context(status, cause.user_context);
+                self.resolve(&slot, Err(Arc::new(status)));
                 return;
             }
         };
-        match shard.buffer.copy_to_memory(memory) {
-            Ok(buffer) => {
-                let made = self.shard_of(buffer, Origin::new(user_context));
+        // While the copy waits for room no execution may take the source over.
+        source.hold();
+        self.with_room(vec![ask], cause.clone(), move |session, charges| {
+            source.unhold();
+            match (source.value(), charges) {
+                (_, Err(fault)) | (Value::Failed(fault), _) => session.resolve(&slot, Err(fault)),
+                (Value::Pending { .. }, _) => {}
+                (Value::Ready(shard), Ok(charges)) => {
+                    session.copy_into(&source, &shard, target, slot, cause, charges);
+                }
+            }
+        });
+    }
+
+    fn copy_into(
+        &mut self,
+        source: &Rc<Slot>,
+        shard: &Shard,
+        target: Target,
+        slot: Rc<Slot>,
+        cause: Cause,
+        charges: Vec<Charge>,
+    ) {
+        let copied = self
+            .core
+            .memory(target.device, &target.memory_kind)
+            .map(|memory| shard.buffer.copy_to_memory(memory));
+        match copied {
+            Ok(Ok(buffer)) => {
+                let origin = Origin::new(cause, Maker::Op(COPY));
+                let made = self.shard_of(buffer, charges, origin);
                 self.resolve(&slot, Ok(made));
             }
+            Ok(Err(error)) if error.code() as i32 == Code::ResourceExhausted as i32 => {
+                let device = usize::try_from(target.device).unwrap_or(usize::MAX);
+                let fault = self.plugin_fault(&error, device, &cause);
+                self.resolve(&slot, Err(fault));
+            }
             // Some plugins do not copy a buffer to where it is, or between some kinds of memory; the host can.
-            Err(error) => {
+            Ok(Err(error)) => {
                 tracing::debug!(%error, "the plugin does not copy between these memories; the copy goes over the host");
+                drop(charges);
                 let dims = shard.buffer.dims().to_vec();
                 match Dtype::of_element(shard.buffer.element_type()) {
-                    Ok(dtype) => self.copy_over_host(
-                        source,
-                        shard,
-                        target.clone(),
-                        slot,
-                        dtype,
-                        dims,
-                        user_context,
-                    ),
+                    Ok(dtype) => {
+                        self.copy_over_host(source, shard, target, slot, dtype, dims, cause);
+                    }
                     Err(status) => self.resolve(&slot, Err(Arc::new(status))),
                 }
             }
+            Err(status) => self.resolve(&slot, Err(Arc::new(status))),
         }
     }
 
@@ -83,7 +115,7 @@ impl Session {
         };
         let (source, slot) = (self.slot(op.source), Slot::pending(false));
         self.insert(target.shard, Rc::clone(&slot));
-        let (dtype, dims, user_context) = (op.dtype, op.dims, op.user_context);
+        let (dtype, dims, cause) = (op.dtype, op.dims, self.cause(op.user_context));
         let from = Rc::clone(&source);
         self.when(&[source], move |session| match from.value() {
             Value::Pending { .. } => {}
@@ -91,10 +123,10 @@ impl Session {
             Value::Ready(shard) => match bitcast_type(&shard, dtype, &dims) {
                 Err(status) => session.resolve(
                     &slot,
-                    Err(Arc::new(status::with_context(status, user_context))),
+                    Err(Arc::new(status::with_context(status, cause.user_context))),
                 ),
                 Ok(dtype) => {
-                    session.copy_over_host(&from, &shard, target, slot, dtype, dims, user_context)
+                    session.copy_over_host(&from, &shard, target, slot, dtype, dims, cause)
                 }
             },
         });
@@ -110,21 +142,31 @@ impl Session {
         slot: Rc<Slot>,
         dtype: Dtype,
         dims: Vec<i64>,
-        user_context: u64,
+        cause: Cause,
     ) {
         let producer = self.produce(vec![slot]);
         let (core, serial) = (Arc::clone(&self.core), self.serial);
         self.read_host(source, shard, move |result| {
             core.post(serial, move |session| {
-                let host = result.map(|host| Arc::new(host) as HostBytes);
-                for slot in session.take_produced(producer) {
-                    let made = match &host {
-                        Ok(host) => {
-                            session.make_shard(host, dtype.element, &dims, &target, user_context)
-                        }
-                        Err(fault) => Err(Arc::clone(fault)),
-                    };
-                    session.resolve(&slot, made);
+                let slots = session.take_produced(producer);
+                match result {
+                    Ok(host) => {
+                        let bytes = host.len();
+                        let placement = Placement {
+                            dtype,
+                            dims,
+                            strides: None,
+                            bytes,
+                            targets: slots
+                                .into_iter()
+                                .map(|slot| (target.clone(), slot))
+                                .collect(),
+                            cause,
+                            maker: COPY,
+                        };
+                        session.place_dense(placement, Arc::new(host));
+                    }
+                    Err(fault) => session.fail_all(&slots, &fault),
                 }
             });
         });
@@ -138,6 +180,7 @@ impl Session {
         let slot = Slot::pending(false);
         self.insert(target.shard, Rc::clone(&slot));
         let (request, user_context, dims) = (op.request, op.user_context, op.dims);
+        let cause = self.cause(user_context);
         let expected = Dtype::of_number(op.dtype)
             .and_then(|dtype| Ok((dtype, geometry::dense_bytes(&dims, dtype.host_bytes)?)))
             .and_then(|expected| self.room_to_wait().map(|()| expected));
@@ -172,9 +215,10 @@ impl Session {
                             strides: None,
                             bytes,
                             targets,
-                            user_context,
+                            cause,
+                            maker: COPY,
                         };
-                        session.place_dense(&placement, &(Arc::new(data) as HostBytes));
+                        session.place_dense(placement, Arc::new(data));
                         session.answer(request, Ok(Answer::default()));
                     }
                     Err(status) => {

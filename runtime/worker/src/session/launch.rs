@@ -2,25 +2,26 @@
 //! results have buffers then, though the device computes still. Others wait without holding up what comes behind.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashMap},
     rc::Rc,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::Arc,
 };
 
-use waystation_pjrt::{Buffer, ExecuteOptions, Execution};
+use waystation_pjrt::Execution;
 use waystation_proto::{tensorflow::StatusProto, waystation::worker::Execute};
 
 use super::{
     Session,
+    execution::Launch,
     program::{Loaded, Program},
 };
 use crate::{
     counters,
+    join::join,
+    ledger::Charge,
     status::{self, Fault},
-    table::{Origin, Shard, Slot, Value},
+    table::{Maker, Origin, Shard, Slot, Value},
+    usage::Cause,
     window::Permit,
 };
 
@@ -29,32 +30,19 @@ use crate::{
 pub(super) struct Launches {
     /// Those whose inputs are there, in stream order.
     ready: BTreeMap<u64, Launch>,
-    /// Those handed to the plugin.
+    /// Those handed to the plugin; what they hold of the devices is free when they end.
     in_flight: HashMap<u64, InFlight>,
-}
-
-/// An execution on its way to the plugin.
-struct Launch {
-    loaded: Arc<Loaded>,
-    /// [argument][device].
-    args: Vec<Rc<Slot>>,
-    /// [result][device].
-    results: Vec<Rc<Slot>>,
-    /// Inputs that the client keeps.
-    kept: Vec<i64>,
-    launch_id: i32,
-    origin: Rc<Origin>,
-    watch: u64,
-    /// Held while nothing from outside is needed: it bounds what the stream may pile up here.
-    _permit: Option<Permit>,
 }
 
 struct InFlight {
     /// Not to be destroyed while it runs.
     _loaded: Arc<Loaded>,
     origin: Rc<Origin>,
-    /// What made the inputs: a failure there is the cause of one here.
-    causes: Vec<Rc<Origin>>,
+    /// Held until the end: the device reads them, whatever the client has dropped. A failure of their making is the cause of
+    /// one here.
+    inputs: Vec<Rc<Shard>>,
+    /// The temporaries.
+    _room: Vec<Charge>,
     watch: u64,
 }
 
@@ -108,9 +96,12 @@ impl Session {
         // An op that waits for something from outside gives its permit back: what it waits for may be behind it.
         let permit = soon.then_some(permit);
         let (held, retired, entry) = (args.clone(), loaded.is_some(), Rc::clone(&program));
+        let cause = self.cause(op.user_context);
         self.when_loaded(&entry, move |session| {
             session.when(&held, move |session| {
-                session.inputs_there(sequence, &op, &program, args, results, retired, permit);
+                session.inputs_there(
+                    sequence, &op, cause, &program, args, results, retired, permit,
+                );
             });
         });
     }
@@ -123,6 +114,7 @@ impl Session {
         &mut self,
         sequence: u64,
         op: &Execute,
+        cause: Cause,
         program: &Program,
         args: Vec<Rc<Slot>>,
         results: Vec<Rc<Slot>>,
@@ -157,7 +149,7 @@ impl Session {
                 .map(|&index| i64::from(index))
                 .collect(),
             launch_id: op.launch_id,
-            origin: Origin::new(op.user_context),
+            cause,
             watch: op.watch,
             _permit: permit,
         };
@@ -218,7 +210,9 @@ impl Session {
 
     /// Hands the next execution to the plugin; `false` when there is none or enough are in flight.
     pub(super) fn launch_next(&mut self) -> bool {
-        if self.launches.in_flight.len() >= self.core.limits.launches_in_flight {
+        if self.launches.in_flight.len() >= self.core.limits.launches_in_flight
+            || self.room.waiting() > 0
+        {
             return false;
         }
         let Some((sequence, launch)) = self.launches.ready.pop_first() else {
@@ -241,62 +235,99 @@ impl Session {
                 }
             }
         }
-        match launch.run(&shards) {
+        let kept = launch.all_kept();
+        let room = match self.core.ledger.reserve(&launch.asks(&kept, &shards)) {
+            Ok(room) => room,
+            // Those in flight hold room that comes free.
+            Err(_) if self.executes() => {
+                self.launches.ready.insert(sequence, launch);
+                return false;
+            }
+            Err(full) => {
+                let (name, temporaries) = (&launch.loaded.name, launch.loaded.temporaries_need());
+                let detail = format!(
+                    " for the results and {temporaries} bytes of temporaries of '{name}', beside the inputs that it takes over"
+                );
+                let fault = self.out_of_memory(full, &detail, &launch.cause);
+                self.launch_failed(&launch.results, launch.watch, &fault);
+                return true;
+            }
+        };
+        match launch.run(&kept, &shards) {
             Err(error) => {
-                let fault = Arc::new(status::of_plugin(&error, launch.origin.user_context));
+                let device = launch.loaded.ordinals.first().copied().unwrap_or(0);
+                let fault = self.plugin_fault(&error, device, &launch.cause);
                 self.launch_failed(&launch.results, launch.watch, &fault);
             }
-            Ok(execution) => self.launched(sequence, &launch, &shards, execution),
+            Ok(execution) => self.launched(sequence, launch, &kept, shards, room, execution),
         }
         true
+    }
+
+    /// Whether the plugin has executions that have not ended.
+    pub(super) fn executes(&self) -> bool {
+        !self.launches.in_flight.is_empty()
     }
 
     fn launched(
         &mut self,
         sequence: u64,
-        launch: &Launch,
-        inputs: &[Rc<Shard>],
+        launch: Launch,
+        kept: &[i64],
+        inputs: Vec<Rc<Shard>>,
+        mut room: Vec<Charge>,
         execution: Execution,
     ) {
         counters::add(&self.core.counters.executes, 1);
         let Execution { outputs, done } = execution;
         let devices = outputs.len();
-        let sizes = launch.loaded.result_bytes(&outputs);
+        let loaded = Arc::clone(&launch.loaded);
+        let origin = Origin::new(
+            launch.cause.clone(),
+            Maker::Program(Arc::clone(&loaded.name)),
+        );
+        for (device, shard) in launch.donated(kept, &inputs) {
+            if let (Some(pool), Some(charge)) = (room.get_mut(device), shard.give_up()) {
+                pool.merge(charge);
+            }
+        }
+        let sizes = loaded.result_bytes(&outputs);
         for (device, buffers) in outputs.into_iter().enumerate() {
             for (result, buffer) in buffers.into_iter().enumerate() {
                 let Some(slot) = launch.results.get(result * devices + device) else {
                     continue;
                 };
                 let bytes = sizes.get(result).copied().unwrap_or_default();
-                let shard = Shard::new(
-                    buffer,
-                    bytes,
-                    Rc::clone(&launch.origin),
-                    &self.core.counters,
-                );
+                let charge = room
+                    .get_mut(device)
+                    .filter(|_| loaded.is_accounted(result))
+                    .map(|pool| pool.split(bytes));
+                let (origin, counters) = (Rc::clone(&origin), &self.core.counters);
+                let shard = Shard::new(buffer, bytes, charge, origin, counters);
                 self.resolve(slot, Ok(shard));
             }
         }
+        // What was reserved for results and given by inputs is the results' now.
+        let temporaries = loaded.temporaries_need();
+        room.retain_mut(|pool| {
+            pool.correct(temporaries);
+            temporaries > 0
+        });
         // A plugin that gave fewer buffers than it has outputs.
         self.fail_all(
             &launch.results,
             &Arc::new(status::invalid("the plugin gave no buffer for this result")),
         );
-        let mut seen = HashSet::new();
-        let causes = inputs
-            .iter()
-            .filter(|shard| !shard.arrived.get() && seen.insert(Rc::as_ptr(&shard.origin)))
-            .map(|shard| Rc::clone(&shard.origin))
-            .collect();
         let record = InFlight {
-            _loaded: Arc::clone(&launch.loaded),
-            origin: Rc::clone(&launch.origin),
-            causes,
+            _loaded: loaded,
+            origin,
+            inputs,
+            _room: room,
             watch: launch.watch,
         };
         self.launches.in_flight.insert(sequence, record);
         let (core, serial) = (Arc::clone(&self.core), self.serial);
-        let user_context = launch.origin.user_context;
+        let user_context = launch.cause.user_context;
         join(done, move |result| {
             let result = result.map_err(|error| Arc::new(status::of_plugin(&error, user_context)));
             core.post(serial, move |session| session.launch_done(sequence, result));
@@ -304,22 +335,30 @@ impl Session {
     }
 
     fn launch_done(&mut self, sequence: u64, result: Result<(), Fault>) {
-        let Some(InFlight {
-            origin,
-            causes,
-            watch,
-            ..
-        }) = self.launches.in_flight.remove(&sequence)
-        else {
+        let Some(ended) = self.launches.in_flight.remove(&sequence) else {
             return;
         };
+        let InFlight {
+            _loaded: loaded,
+            origin,
+            inputs,
+            _room: room,
+            watch,
+        } = ended;
         let fault = result.err().map(|fault| {
-            let cause = causes.iter().find_map(|cause| cause.fault());
-            origin.fail(cause.unwrap_or(fault))
+            let cause = inputs.iter().find_map(|input| input.origin.fault());
+            let fault = cause.unwrap_or_else(|| {
+                let device = loaded.ordinals.first().copied().unwrap_or(0);
+                self.with_table_if_memory(fault, device, &origin.cause)
+            });
+            origin.fail(fault)
         });
+        origin.end();
+        drop((inputs, room));
         if watch != 0 {
             self.watch_done(watch, fault);
         }
+        self.retry_asks();
     }
 }
 
@@ -347,87 +386,4 @@ fn fits(op: &Execute, loaded: &Loaded, devices: usize) -> Result<(), StatusProto
         )));
     }
     Ok(())
-}
-
-impl Launch {
-    fn run(&self, shards: &[Rc<Shard>]) -> Result<Execution, waystation_pjrt::Error> {
-        let devices = self.loaded.devices();
-        let args: Vec<Vec<&Buffer>> = (0..devices)
-            .map(|device| {
-                shards
-                    .iter()
-                    .skip(device)
-                    .step_by(devices)
-                    .map(|shard| &shard.buffer)
-                    .collect()
-            })
-            .collect();
-        let mut non_donatable = self.kept.clone();
-        for parameter in self.loaded.donated(&[]) {
-            // An op that came earlier still waits to read this input: the plugin must copy instead of taking it over.
-            let held = self
-                .args
-                .iter()
-                .skip(parameter * devices)
-                .take(devices)
-                .any(|slot| slot.is_held());
-            if held && let Ok(index) = i64::try_from(parameter) {
-                non_donatable.push(index);
-            }
-        }
-        non_donatable.sort_unstable();
-        non_donatable.dedup();
-        let options = ExecuteOptions {
-            launch_id: self.launch_id,
-            non_donatable,
-        };
-        self.loaded.executable.execute(&args, &options)
-    }
-}
-
-/// Calls `then` once when all events are there, with the first failure if there is one.
-fn join(
-    events: Vec<waystation_pjrt::Event>,
-    then: impl FnOnce(Result<(), waystation_pjrt::Error>) + Send + 'static,
-) {
-    struct Join<F> {
-        missing: AtomicUsize,
-        failure: Mutex<Option<waystation_pjrt::Error>>,
-        then: Mutex<Option<F>>,
-    }
-    if events.is_empty() {
-        then(Ok(()));
-        return;
-    }
-    let join = Arc::new(Join {
-        missing: AtomicUsize::new(events.len()),
-        failure: Mutex::new(None),
-        then: Mutex::new(Some(then)),
-    });
-    for event in events {
-        let join = Arc::clone(&join);
-        event.on_ready(move |result| {
-            if let Err(error) = result {
-                join.failure
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .get_or_insert(error);
-            }
-            if join.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
-                let failure = join
-                    .failure
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .take();
-                let then = join
-                    .then
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .take();
-                if let Some(then) = then {
-                    then(failure.map_or(Ok(()), Err));
-                }
-            }
-        });
-    }
 }

@@ -18,10 +18,12 @@ use waystation_proto::{
 use super::Session;
 use crate::{
     core::Core,
-    counters,
+    counters, geometry,
+    ledger::Charge,
     persist::{self, Boxes, Pieces},
     status::{self, Fault},
-    table::{Origin, Shard, Slot, Value},
+    table::{Maker, Origin, Shard, Slot, Value},
+    usage::Cause,
 };
 
 /// Pieces that one save or restore has under way at the same time, bounds of bytes apart.
@@ -188,7 +190,7 @@ impl Session {
                 boxes,
                 targets,
                 producer: self.produce(slots),
-                user_context,
+                cause: self.cause(user_context),
             })
             .collect();
         let (core, serial) = (Arc::clone(&self.core), self.serial);
@@ -204,18 +206,22 @@ impl Session {
     fn restored(
         &mut self,
         array: &Arriving,
-        buffers: Result<Vec<Buffer>, Fault>,
+        buffers: Result<Vec<(Buffer, Charge)>, Fault>,
     ) -> Result<(), Fault> {
         let slots = self.take_produced(array.producer);
         let buffers = match buffers {
             Ok(buffers) => buffers,
             Err(fault) => {
+                let device = array.targets.first().map_or(0, |target| target.device);
+                let device = usize::try_from(device).unwrap_or(usize::MAX);
+                let fault = self.with_table_if_memory(fault, device, &array.cause);
                 self.fail_all(&slots, &fault);
                 return Err(fault);
             }
         };
-        for (buffer, slot) in buffers.into_iter().zip(&slots) {
-            let shard = self.shard_of(buffer, Origin::new(array.user_context));
+        for ((buffer, charge), slot) in buffers.into_iter().zip(&slots) {
+            let origin = Origin::new(array.cause.clone(), Maker::Op("restore"));
+            let shard = self.shard_of(buffer, vec![charge], origin);
             self.resolve(slot, Ok(shard));
         }
         Ok(())
@@ -223,12 +229,48 @@ impl Session {
 }
 
 impl Arriving {
+    /// Takes the devices' memory before anything is read.
+    async fn room(&self, core: &Arc<Core>, serial: u64) -> Result<Vec<Charge>, StatusProto> {
+        let boxes = &self.boxes;
+        let wanted: Vec<(Target, Vec<i64>)> = self
+            .targets
+            .iter()
+            .zip(&boxes.of_target)
+            .filter_map(|(target, &index)| {
+                Some((target.clone(), boxes.domains.get(index)?.shape.clone()))
+            })
+            .collect();
+        let (element, cause) = (boxes.dtype.host_bytes, self.cause.clone());
+        let (sender, room) = oneshot::channel();
+        core.post(serial, move |session| {
+            let asks = wanted
+                .into_iter()
+                .map(|(target, dims)| {
+                    let bytes = geometry::dense_bytes(&dims, element)?;
+                    session.ask(&target, bytes as u64)
+                })
+                .collect::<Result<Vec<_>, _>>();
+            match asks {
+                Ok(asks) => session.with_room(asks, cause, move |_, charges| {
+                    // A restore that nobody waits for gives its room back.
+                    let _ = sender.send(charges.map_err(Arc::unwrap_or_clone));
+                }),
+                Err(status) => {
+                    let _ = sender.send(Err(status));
+                }
+            }
+        });
+        room.await.map_err(|_| session_over())?
+    }
+
     /// Reads the boxes and makes the shards of them.
     async fn fetch(
         &self,
         core: &Arc<Core>,
+        serial: u64,
         limit: Option<Duration>,
-    ) -> Result<Vec<Buffer>, StatusProto> {
+    ) -> Result<Vec<(Buffer, Charge)>, StatusProto> {
+        let charges = self.room(core, serial).await?;
         let _room = core.stage(self.boxes.bytes).await?;
         let (array, domains) = (&self.boxes.array, &self.boxes.domains);
         let read = core.checkpoints.restore(array, domains);
@@ -254,7 +296,11 @@ impl Arriving {
                         .buffer_from_host(Arc::new(bytes), element, &dims, None, memory);
                 made.map_err(|error| status::of_plugin(&error, 0))
             };
-            targets.into_iter().map(one).collect()
+            let buffers = targets.into_iter().map(one);
+            let charged = buffers.zip(charges);
+            charged
+                .map(|(buffer, charge)| Ok((buffer?, charge)))
+                .collect()
         });
         made.await
             .map_err(|error| status::of(Code::Unknown, format!("a restore broke off: {error}")))?
@@ -266,7 +312,7 @@ struct Arriving {
     boxes: Boxes,
     targets: Vec<Target>,
     producer: u64,
-    user_context: u64,
+    cause: Cause,
 }
 
 async fn save_all(
@@ -324,8 +370,8 @@ async fn restore_all(
     let results: Vec<Result<(), StatusProto>> = stream::iter(arrays)
         .map(|array| async move {
             let left = limit.map(|at| at.saturating_duration_since(tokio::time::Instant::now()));
-            let user_context = array.user_context;
-            let made = array.fetch(core, left).await;
+            let user_context = array.cause.user_context;
+            let made = array.fetch(core, serial, left).await;
             let made = made.map_err(|status| Arc::new(status::with_context(status, user_context)));
             let (sender, placed) = oneshot::channel();
             core.post(serial, move |session| {

@@ -14,8 +14,10 @@ use crate::{
     counters,
     dtype::Dtype,
     geometry, host,
+    ledger::Charge,
     status::{self, Fault},
-    table::{Origin, Shard, Slot},
+    table::{Maker, Origin, Shard, Slot},
+    usage::Cause,
 };
 
 /// Regions up to this size are made dense on the dispatch thread; a task would cost more.
@@ -40,6 +42,14 @@ enum State {
     Early(AlignedBytes),
 }
 
+/// How an announced transfer is taken.
+pub(crate) enum Begun {
+    /// The bytes may come.
+    Expected,
+    /// Too many bytes wait for their ops; with what to answer a sender that does not want to try again.
+    NoRoomYet(StatusProto),
+}
+
 /// A transfer that did not come whole.
 pub(crate) enum Broken {
     /// The sender is gone or has given up. It may come again.
@@ -56,7 +66,9 @@ pub(super) struct Placement {
     /// Bytes expected.
     pub(super) bytes: usize,
     pub(super) targets: Vec<(Target, Rc<Slot>)>,
-    pub(super) user_context: u64,
+    pub(super) cause: Cause,
+    /// The op, for people.
+    pub(super) maker: &'static str,
 }
 
 impl Placement {
@@ -93,7 +105,8 @@ impl Session {
                 strides,
                 bytes,
                 targets,
-                user_context: op.user_context,
+                cause: self.cause(op.user_context),
+                maker: "device_put",
             },
             Err(status) => {
                 let slots: Vec<_> = targets.into_iter().map(|(_, slot)| slot).collect();
@@ -141,9 +154,11 @@ impl Session {
     }
 
     /// The bytes of a transfer are about to come. An error refuses them, before memory is taken for them.
-    pub(crate) fn put_begins(&mut self, transfer: u64, bytes: u64) -> Result<(), StatusProto> {
+    pub(crate) fn put_begins(&mut self, transfer: u64, bytes: u64) -> Result<Begun, StatusProto> {
         match self.puts.by_transfer.get(&transfer) {
-            Some(State::Awaited(placement)) if placement.bytes as u64 == bytes => Ok(()),
+            Some(State::Awaited(placement)) if placement.bytes as u64 == bytes => {
+                Ok(Begun::Expected)
+            }
             Some(State::Awaited(placement)) => {
                 let status = wrong_size(placement, bytes);
                 self.fail_put(transfer, status.clone());
@@ -153,19 +168,18 @@ impl Session {
                 "the bytes of transfer {transfer} were sent twice"
             ))),
             None => {
-                let limit = self.core.limits.early_put_bytes;
-                let sum = self.puts.early_bytes.checked_add(bytes).filter(|&sum| sum <= limit).ok_or_else(|| {
-                    status::exhausted(format!(
-                        "{bytes} bytes of transfer {transfer} came before their op, beside {} others; \
-                         at most {limit} may: send the op first",
-                        self.puts.early_bytes
-                    ))
-                })?;
+                let (limit, early) = (self.core.limits.early_put_bytes, self.puts.early_bytes);
+                let Some(sum) = early.checked_add(bytes).filter(|&sum| sum <= limit) else {
+                    return Ok(Begun::NoRoomYet(status::exhausted(format!(
+                        "{bytes} bytes of transfer {transfer} came before their op, beside {early} others; \
+                         at most {limit} may: send the op first"
+                    ))));
+                };
                 self.puts.early_bytes = sum;
                 self.puts
                     .by_transfer
                     .insert(transfer, State::Promised(bytes));
-                Ok(())
+                Ok(Begun::Expected)
             }
         }
     }
@@ -207,7 +221,7 @@ impl Session {
     fn fail_put(&mut self, transfer: u64, status: StatusProto) {
         match self.puts.by_transfer.remove(&transfer) {
             Some(State::Awaited(placement)) => {
-                let fault = Arc::new(status::with_context(status, placement.user_context));
+                let fault = Arc::new(status::with_context(status, placement.cause.user_context));
                 self.fail_all(&placement.slots(), &fault);
             }
             Some(State::Promised(bytes)) => {
@@ -225,7 +239,7 @@ impl Session {
         if data.len() != placement.bytes {
             let fault = Arc::new(status::with_context(
                 wrong_size(&placement, data.len() as u64),
-                placement.user_context,
+                placement.cause.user_context,
             ));
             self.fail_all(&placement.slots(), &fault);
             return;
@@ -237,12 +251,12 @@ impl Session {
             .clone()
             .filter(|strides| !geometry::is_dense(&placement.dims, strides, element))
         else {
-            self.place_dense(&placement, &(Arc::new(data) as HostBytes));
+            self.place_dense(placement, Arc::new(data));
             return;
         };
         if data.len() <= GATHER_HERE_BYTES {
             match gather(&data, &placement.dims, &strides, element) {
-                Ok(dense) => self.place_dense(&placement, &(Arc::new(dense) as HostBytes)),
+                Ok(dense) => self.place_dense(placement, Arc::new(dense)),
                 Err(status) => self.fail_all(&placement.slots(), &Arc::new(status)),
             }
             return;
@@ -261,7 +275,7 @@ impl Session {
                     return;
                 };
                 match dense {
-                    Ok(dense) => session.place_dense(&placement, &(Arc::new(dense) as HostBytes)),
+                    Ok(dense) => session.place_dense(placement, Arc::new(dense)),
                     Err(status) => session.fail_all(&placement.slots(), &Arc::new(status)),
                 }
             });
@@ -269,44 +283,77 @@ impl Session {
     }
 
     /// Hands dense bytes to the plugin, once for each target; all targets share them.
-    pub(super) fn place_dense(&mut self, placement: &Placement, host: &HostBytes) {
-        for (target, slot) in &placement.targets {
-            let made = self.make_shard(
-                host,
-                placement.dtype.element,
-                &placement.dims,
-                target,
-                placement.user_context,
-            );
-            self.resolve(slot, made);
+    pub(super) fn place_dense(&mut self, placement: Placement, host: HostBytes) {
+        let Placement {
+            dtype,
+            dims,
+            targets,
+            cause,
+            maker,
+            ..
+        } = placement;
+        // The array's own size; types below a byte may take less, which is known when the buffer is there.
+        let bytes = geometry::dense_bytes(&dims, dtype.host_bytes);
+        for (target, slot) in targets {
+            let ask = bytes
+                .clone()
+                .and_then(|bytes| self.ask(&target, bytes as u64))
+                .map_err(|status| Arc::new(status::with_context(status, cause.user_context)));
+            let ask = match ask {
+                Ok(ask) => ask,
+                Err(fault) => {
+                    self.resolve(&slot, Err(fault));
+                    continue;
+                }
+            };
+            let (host, dims, whose) = (Arc::clone(&host), dims.clone(), cause.clone());
+            self.with_room(vec![ask], cause.clone(), move |session, charges| {
+                let made = charges.and_then(|charges| {
+                    let origin = Origin::new(whose, Maker::Op(maker));
+                    session.make_shard(host, dtype.element, &dims, &target, origin, charges)
+                });
+                session.resolve(&slot, made);
+            });
         }
     }
 
     /// One shard from dense host bytes.
-    pub(super) fn make_shard(
-        &self,
-        host: &HostBytes,
+    fn make_shard(
+        &mut self,
+        host: HostBytes,
         element: ElementType,
         dims: &[i64],
         target: &Target,
-        user_context: u64,
+        origin: Rc<Origin>,
+        charges: Vec<Charge>,
     ) -> Result<Shard, Fault> {
         let memory = self
             .core
             .memory(target.device, &target.memory_kind)
-            .map_err(|status| Arc::new(status::with_context(status, user_context)))?;
-        let buffer = self
+            .map_err(|status| Arc::new(status::with_context(status, origin.user_context())))?;
+        let made = self
             .core
             .client
-            .buffer_from_host(Arc::clone(host), element, dims, None, memory)
-            .map_err(|error| Arc::new(status::of_plugin(&error, user_context)))?;
-        Ok(self.shard_of(buffer, Origin::new(user_context)))
+            .buffer_from_host(host, element, dims, None, memory);
+        match made {
+            Ok(buffer) => Ok(self.shard_of(buffer, charges, origin)),
+            Err(error) => {
+                let device = usize::try_from(target.device).unwrap_or(usize::MAX);
+                Err(self.plugin_fault(&error, device, &origin.cause))
+            }
+        }
     }
 
-    /// Accounts a buffer.
-    pub(super) fn shard_of(&self, buffer: waystation_pjrt::Buffer, origin: Rc<Origin>) -> Shard {
+    /// Accounts a buffer. `charges`: the one that was reserved for it, which is corrected to what the buffer takes.
+    pub(super) fn shard_of(
+        &self,
+        buffer: waystation_pjrt::Buffer,
+        charges: Vec<Charge>,
+        origin: Rc<Origin>,
+    ) -> Shard {
         let bytes = buffer.on_device_bytes().unwrap_or_default();
-        Shard::new(buffer, bytes, origin, &self.core.counters)
+        let charge = charges.into_iter().next();
+        Shard::new(buffer, bytes, charge, origin, &self.core.counters)
     }
 }
 

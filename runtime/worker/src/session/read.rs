@@ -124,7 +124,7 @@ impl Session {
         shard: &Shard,
         then: impl FnOnce(Result<AlignedBytes, Fault>) + Send + 'static,
     ) {
-        let user_context = shard.origin.user_context;
+        let user_context = shard.origin.user_context();
         if shard.bytes() <= COPY_HERE_BYTES {
             copy_to_host(&shard.buffer, user_context, then);
             return;

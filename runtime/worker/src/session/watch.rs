@@ -38,7 +38,7 @@ impl Session {
     }
 
     fn watch_buffer(&mut self, watch: u64, shard: &Rc<Shard>) {
-        if shard.arrived.get() {
+        if shard.origin.has_arrived() {
             self.watch_part(watch, Ok(()));
             return;
         }
@@ -48,12 +48,12 @@ impl Session {
         }
         match shard.buffer.ready() {
             Err(error) => {
-                let fault = Arc::new(status::of_plugin(&error, shard.origin.user_context));
+                let fault = Arc::new(status::of_plugin(&error, shard.origin.user_context()));
                 self.watch_part(watch, Err(fault));
             }
             Ok(event) => {
                 let (core, serial) = (Arc::clone(&self.core), self.serial);
-                let user_context = shard.origin.user_context;
+                let user_context = shard.origin.user_context();
                 event.on_ready(move |result| {
                     let result =
                         result.map_err(|error| Arc::new(status::of_plugin(&error, user_context)));

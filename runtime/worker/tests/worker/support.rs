@@ -20,9 +20,9 @@ use waystation_proto::{
     waystation::{
         ExecutableInfo,
         worker::{
-            Answer, Attach, Compile, DataFrame, DataHeader, Execute,
-            FetchDataRequest, Op, Put, Read, Reply, Strides, Target, Watch, WorkerStatus,
-            WorkerStatusRequest, op, reply, worker_client::WorkerClient,
+            Answer, Attach, Compile, DataFrame, DataHeader, Execute, FetchDataRequest, Op, Put,
+            Read, Reply, Strides, Target, Watch, WorkerStatus, WorkerStatusRequest, op, reply,
+            worker_client::WorkerClient,
         },
     },
     xla::PrimitiveType,

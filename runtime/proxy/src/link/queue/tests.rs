@@ -94,10 +94,10 @@ fn clean_up_rides_between_the_ops_before_and_after_it() {
     let (queue, mut ops) = queue(100);
     let lane = Lane::open(&queue, 1);
     lane.send(execute(0)).now_or_never().expect("room");
-    lane.clean_up(Cleanup::Shard(7));
-    lane.clean_up(Cleanup::Transfer(8));
+    lane.drop_shard(7);
+    lane.release(8);
     lane.send(execute(1)).now_or_never().expect("room");
-    lane.clean_up(Cleanup::Shard(9));
+    lane.drop_shard(9);
     let left = leaving(&mut ops);
     let shape: Vec<_> = left
         .iter()
@@ -119,7 +119,7 @@ fn much_clean_up_leaves_in_pieces_and_a_lane_goes_when_its_session_has() {
     let lane = Lane::open(&queue, 1);
     let count = CLEANUP_IDS as u64 * 2 + 5;
     for shard in 0..count {
-        lane.clean_up(Cleanup::Shard(shard));
+        lane.drop_shard(shard);
     }
     lane.send(execute(1)).now_or_never().expect("room");
     drop(lane);

@@ -1,0 +1,116 @@
+//! One execution on its way to the plugin: what it takes over, what it needs of the devices, and the call.
+
+use std::{rc::Rc, sync::Arc};
+
+use waystation_pjrt::{Buffer, ExecuteOptions, Execution};
+
+use super::program::Loaded;
+use crate::{
+    ledger::Ask,
+    table::{Shard, Slot},
+    usage::Cause,
+    window::Permit,
+};
+
+/// An execution on its way to the plugin.
+pub(super) struct Launch {
+    pub(super) loaded: Arc<Loaded>,
+    /// [argument][device].
+    pub(super) args: Vec<Rc<Slot>>,
+    /// [result][device].
+    pub(super) results: Vec<Rc<Slot>>,
+    /// Inputs that the client keeps.
+    pub(super) kept: Vec<i64>,
+    pub(super) launch_id: i32,
+    pub(super) cause: Cause,
+    pub(super) watch: u64,
+    /// Held while nothing from outside is needed: it bounds what the stream may pile up here.
+    pub(super) _permit: Option<Permit>,
+}
+
+impl Launch {
+    /// Parameters that the plugin must not take over: the client's, and those that an op which came earlier still waits to
+    /// read.
+    pub(super) fn all_kept(&self) -> Vec<i64> {
+        let devices = self.loaded.devices();
+        let mut kept = self.kept.clone();
+        for parameter in self.loaded.donated(&[]) {
+            let held = self
+                .args
+                .iter()
+                .skip(parameter * devices)
+                .take(devices)
+                .any(|slot| slot.is_held());
+            if held && let Ok(index) = i64::try_from(parameter) {
+                kept.push(index);
+            }
+        }
+        kept.sort_unstable();
+        kept.dedup();
+        kept
+    }
+
+    /// The shards that the plugin takes over, with the place of their device in the program's list.
+    pub(super) fn donated<'a>(
+        &'a self,
+        kept: &'a [i64],
+        shards: &'a [Rc<Shard>],
+    ) -> impl Iterator<Item = (usize, &'a Rc<Shard>)> + 'a {
+        let devices = self.loaded.devices();
+        self.loaded
+            .donated(&[])
+            .filter(|&parameter| {
+                !i64::try_from(parameter).is_ok_and(|index| kept.binary_search(&index).is_ok())
+            })
+            .flat_map(move |parameter| {
+                let own = shards.iter().skip(parameter * devices).take(devices);
+                own.enumerate()
+            })
+    }
+
+    /// What each device must have beside what the donated inputs give.
+    pub(super) fn asks(&self, kept: &[i64], shards: &[Rc<Shard>]) -> Vec<Ask> {
+        let need = self
+            .loaded
+            .results_need()
+            .saturating_add(self.loaded.temporaries_need());
+        let mut asks: Vec<Ask> = self
+            .loaded
+            .ordinals
+            .iter()
+            .map(|&device| Ask {
+                device,
+                bytes: need,
+            })
+            .collect();
+        for (device, shard) in self.donated(kept, shards) {
+            if let (Some(ask), Some((_, bytes))) = (asks.get_mut(device), shard.charged()) {
+                ask.bytes = ask.bytes.saturating_sub(bytes);
+            }
+        }
+        asks
+    }
+
+    pub(super) fn run(
+        &self,
+        kept: &[i64],
+        shards: &[Rc<Shard>],
+    ) -> Result<Execution, waystation_pjrt::Error> {
+        let devices = self.loaded.devices();
+        let args: Vec<Vec<&Buffer>> = (0..devices)
+            .map(|device| {
+                shards
+                    .iter()
+                    .skip(device)
+                    .step_by(devices)
+                    .map(|shard| &shard.buffer)
+                    .collect()
+            })
+            .collect();
+        let options = ExecuteOptions {
+            launch_id: self.launch_id,
+            non_donatable: kept.to_vec(),
+        };
+        self.loaded.executable.execute(&args, &options)
+    }
+}
