@@ -48,7 +48,7 @@ doc: need-cargo ## the Rust documentation, warnings are errors
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 
 soak: build venv ## the slow tests: property tests with many cases, end-to-end tests marked slow
-	PROPTEST_CASES=20000 $(CARGO) test --workspace --locked
+	PROPTEST_CASES=20000 WAYSTATION_SOAK=1 $(CARGO) test --workspace --locked
 	$(VENV)/bin/python -m pytest -q tests/python -m "slow or not slow"
 
 clean: ## remove build outputs and virtual environments

@@ -7,6 +7,10 @@ use std::{
     time::Duration,
 };
 
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
 use tokio_util::sync::CancellationToken;
 use waystation_pjrt::OptionValue;
 use waystation_proto::waystation::worker::{
@@ -17,6 +21,7 @@ use waystation_proto::waystation::worker::{
 pub struct Cluster {
     /// Where clients dial, `host:port`.
     pub proxy: String,
+    status: SocketAddr,
     workers: Vec<SocketAddr>,
     stop: CancellationToken,
 }
@@ -88,10 +93,14 @@ impl Cluster {
         let listener = listener();
         let proxy = listener.local_addr().expect("bound").to_string();
         let mut config = waystation_proxy::Config::new(listener, manager_address);
+        let page = self::listener();
+        let status = page.local_addr().expect("bound");
+        config.status_listener = Some(page);
         change(&mut config);
         tokio::spawn(waystation_proxy::serve(config, stop.clone()));
         Self {
             proxy,
+            status,
             workers: addresses,
             stop,
         }
@@ -105,6 +114,23 @@ impl Cluster {
         waystation_client::Client::connect(&self.proxy)
             .await
             .expect("the proxy takes clients")
+    }
+
+    /// The proxy's status page.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub async fn status(&self) -> serde_json::Value {
+        let ask = async {
+            let mut page = TcpStream::connect(self.status).await?;
+            page.write_all(b"GET /status HTTP/1.0\r\n\r\n").await?;
+            let mut answer = String::new();
+            page.read_to_string(&mut answer).await?;
+            Ok::<_, std::io::Error>(answer)
+        };
+        let answer = ask.await.expect("the page answers");
+        let (_, body) = answer.split_once("\r\n\r\n").expect("an HTTP answer");
+        serde_json::from_str(body).expect("JSON")
     }
 
     /// The counters of each worker.

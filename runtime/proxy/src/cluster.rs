@@ -94,7 +94,11 @@ impl Cluster {
         Self {
             devices: Arc::clone(&self.devices),
             by_id: Arc::clone(&self.by_id),
-            links: self.links.iter().map(|link| link.for_client(client)).collect(),
+            links: self
+                .links
+                .iter()
+                .map(|link| link.for_client(client))
+                .collect(),
             platform_name: self.platform_name.clone(),
             platform_version: self.platform_version.clone(),
         }

@@ -14,7 +14,7 @@ use crate::{
     host_buffers::HostMemory,
     large_transfers::LargeTransfers,
     link::{CONNECTION_WINDOW_BYTES, Ids, STREAM_WINDOW_BYTES},
-    session::Shared,
+    session::{Shared, Usages},
     status_page,
 };
 
@@ -30,6 +30,7 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
     let listener = TcpListener::from_std(config.listener).map_err(Error::Listener)?;
     let address = listener.local_addr().map_err(Error::Listener)?;
     let counters = Arc::new(Counters::default());
+    let usages = Arc::new(Usages::default());
     let cluster = cluster::follow(
         config.resource_manager,
         address.to_string(),
@@ -40,6 +41,7 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
         tokio::spawn(status_page::serve(
             listener,
             Arc::clone(&counters),
+            Arc::clone(&usages),
             cluster.clone(),
             shutdown.clone(),
         ))
@@ -48,6 +50,7 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
         cluster,
         counters: Arc::clone(&counters),
         ids: Ids::new(),
+        usages,
         xla_flags: config.xla_flags,
         large_transfers: Arc::new(LargeTransfers::new(config.large_transfer_directory)),
     });

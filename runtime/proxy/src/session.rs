@@ -15,6 +15,7 @@ mod remap;
 mod replies;
 mod strings;
 mod upload;
+mod usage;
 mod user_context;
 mod values;
 
@@ -51,6 +52,8 @@ use crate::{
     status::{self, Status},
 };
 
+pub(crate) use self::usage::{Held, Usages};
+
 /// The lowest handle that a server may mint; the client's own start at 1.
 const FIRST_SERVER_HANDLE: u64 = 1 << 48;
 /// Replies queued towards the client before the session stops reading.
@@ -64,6 +67,7 @@ pub(crate) struct Shared {
     pub(crate) cluster: ClusterWatch,
     pub(crate) counters: Arc<Counters>,
     pub(crate) ids: Ids,
+    pub(crate) usages: Arc<Usages>,
     pub(crate) xla_flags: Vec<String>,
     pub(crate) large_transfers: Arc<LargeTransfers>,
 }
@@ -104,6 +108,12 @@ struct Tables {
     futures: Mutex<HashMap<u64, Future>>,
 }
 
+impl std::fmt::Debug for Tables {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tables").finish_non_exhaustive()
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing that holds these locks can panic half-way through a change.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -120,6 +130,7 @@ pub(crate) struct Session {
     values: HashMap<u64, Value>,
     host_buffers: Arc<HostBuffers>,
     tables: Arc<Tables>,
+    usage: usage::Usage,
     next_handle: Arc<AtomicU64>,
     replies: Arc<Replies>,
     destroyed: Arc<Destroyed>,
@@ -135,14 +146,17 @@ impl Session {
         replies: mpsc::Sender<Result<IfrtResponse, tonic::Status>>,
     ) -> Self {
         let destroyed = Arc::new(Destroyed::default());
+        let number = shared.ids.next();
+        let tables = Arc::new(Tables::default());
         Self {
-            number: shared.ids.next(),
+            number,
+            usage: shared.usages.open(number, &tables),
+            tables,
             shared,
             id,
             cluster: None,
             values: HashMap::new(),
             host_buffers,
-            tables: Arc::new(Tables::default()),
             next_handle: Arc::new(AtomicU64::new(FIRST_SERVER_HANDLE)),
             replies: Arc::new(Replies::new(replies, Arc::clone(&destroyed))),
             destroyed,
@@ -161,7 +175,10 @@ impl Session {
                 request = requests.next() => request,
             };
             match request {
-                Some(Ok(request)) => self.serve(request).await,
+                Some(Ok(request)) => {
+                    self.serve(request).await;
+                    self.usage.arrays(self.values.len());
+                }
                 Some(Err(error)) => {
                     tracing::info!(session = self.id, %error, "session stream ended");
                     break;

@@ -1,19 +1,20 @@
 //! `GET /status`: the proxy's counters, each worker's, and their sums, as JSON.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use axum::{Json, Router, extract::State, routing::get};
 use futures::future::join_all;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
-use waystation_proto::waystation::worker::{WorkerStatus, WorkerStatusRequest};
+use waystation_proto::waystation::worker::{ClientUse, WorkerStatus, WorkerStatusRequest};
 
 use crate::{
     Error,
     cluster::ClusterWatch,
     counters::{Counters, Snapshot},
     link::Link,
+    session::{Held, Usages},
 };
 
 /// A worker that does not answer within this time is shown without counters.
@@ -22,6 +23,7 @@ const WORKER_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Clone)]
 struct Page {
     counters: Arc<Counters>,
+    usages: Arc<Usages>,
     cluster: ClusterWatch,
 }
 
@@ -32,16 +34,31 @@ struct Status {
     ready: bool,
     progress: String,
     devices: usize,
+    /// Gauge: ops that wait in the proxy for workers to have room.
+    queued_ops: usize,
     #[serde(flatten)]
     proxy: Snapshot,
     workers: Vec<Value>,
+    clients: Vec<Client>,
     /// Sums of the workers' numbers.
     totals: Map<String, Value>,
+}
+
+/// What one client's session holds. One that is over is there until the workers have freed all it held.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Client {
+    client: u64,
+    connected: bool,
+    arrays: u64,
+    executables: u64,
+    array_bytes: u64,
+    shards: u64,
 }
 
 pub(crate) async fn serve(
     listener: std::net::TcpListener,
     counters: Arc<Counters>,
+    usages: Arc<Usages>,
     cluster: ClusterWatch,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
@@ -49,7 +66,11 @@ pub(crate) async fn serve(
     let listener = tokio::net::TcpListener::from_std(listener).map_err(Error::Listener)?;
     let app = Router::new()
         .route("/status", get(status))
-        .with_state(Page { counters, cluster });
+        .with_state(Page {
+            counters,
+            usages,
+            cluster,
+        });
     axum::serve(listener, app)
         .with_graceful_shutdown(shutdown.cancelled_owned())
         .await
@@ -62,7 +83,10 @@ async fn status(State(page): State<Page>) -> Json<Status> {
         .as_ref()
         .map(|c| c.links.clone())
         .unwrap_or_default();
-    let workers = join_all(links.iter().map(|link| worker(link))).await;
+    let answers = join_all(links.iter().map(|link| worker(link))).await;
+    let used = answers.iter().flat_map(|(_, used)| used);
+    let clients = clients(&page.usages.held(), used);
+    let workers: Vec<Value> = answers.into_iter().map(|(shown, _)| shown).collect();
     // Every number is there, whichever workers answer.
     let nothing = counters(&WorkerStatus::default());
     let mut totals: Map<_, _> = numbers(&nothing)
@@ -84,20 +108,66 @@ async fn status(State(page): State<Page>) -> Json<Status> {
         ready: cluster.is_some() && links.iter().all(|link| !link.is_dead()),
         progress,
         devices: cluster.as_ref().map_or(0, |c| c.devices.len()),
+        queued_ops: links.iter().map(|link| link.queued()).sum(),
         proxy: page.counters.snapshot(),
         workers,
+        clients,
         totals,
     })
 }
 
-async fn worker(link: &Link) -> Value {
+/// A worker's numbers, and what clients hold there.
+async fn worker(link: &Link) -> (Value, Vec<ClientUse>) {
     let mut data = link.data();
     let ask = data.get_status(WorkerStatusRequest {});
     match tokio::time::timeout(WORKER_TIMEOUT, ask).await {
-        Ok(Ok(status)) => show(link, &status.into_inner()),
-        Ok(Err(e)) => json!({"name": &*link.name, "error": e.message()}),
-        Err(_) => json!({"name": &*link.name, "error": "no answer in time"}),
+        Ok(Ok(status)) => {
+            let status = status.into_inner();
+            (show(link, &status), status.clients)
+        }
+        Ok(Err(e)) => (
+            json!({"name": &*link.name, "error": e.message()}),
+            Vec::new(),
+        ),
+        Err(_) => (
+            json!({"name": &*link.name, "error": "no answer in time"}),
+            Vec::new(),
+        ),
     }
+}
+
+/// The sessions with what they hold here and at the workers.
+fn clients<'a>(
+    held: &BTreeMap<u64, Held>,
+    used: impl IntoIterator<Item = &'a ClientUse>,
+) -> Vec<Client> {
+    let mut all: BTreeMap<u64, Client> = held
+        .iter()
+        .map(|(&client, held)| {
+            let client = Client {
+                client,
+                connected: true,
+                arrays: held.arrays,
+                executables: held.executables,
+                array_bytes: 0,
+                shards: 0,
+            };
+            (client.client, client)
+        })
+        .collect();
+    for used in used {
+        let client = all.entry(used.client).or_insert(Client {
+            client: used.client,
+            connected: false,
+            arrays: 0,
+            executables: 0,
+            array_bytes: 0,
+            shards: 0,
+        });
+        client.array_bytes += used.array_bytes;
+        client.shards += used.shards;
+    }
+    all.into_values().collect()
 }
 
 /// A worker's numbers and where it is.
@@ -112,6 +182,11 @@ fn show(link: &Link, status: &WorkerStatus) -> Value {
     ] {
         shown[name] = json!(text);
     }
+    // By device: nothing to sum up.
+    shown["device_memory"] = json!({
+        "limit_bytes": status.device_memory_limit_bytes,
+        "used_bytes": status.device_memory_bytes,
+    });
     shown
 }
 
@@ -143,4 +218,45 @@ fn counters(s: &WorkerStatus) -> Value {
 fn numbers(worker: &Value) -> impl Iterator<Item = (&String, &Value, f64)> {
     let fields = worker.as_object().into_iter().flatten();
     fields.filter_map(|(name, value)| Some((name, value, value.as_f64()?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_has_what_the_proxy_and_all_workers_hold_for_it() {
+        let held = |arrays, executables| Held {
+            arrays,
+            executables,
+        };
+        let used = |client, array_bytes, shards| ClientUse {
+            client,
+            array_bytes,
+            shards,
+        };
+        let here = BTreeMap::from([(3, held(2, 1)), (5, held(0, 0))]);
+        let there = [used(3, 10, 1), used(3, 20, 2), used(4, 7, 1)];
+        let shown: Vec<_> = clients(&here, &there)
+            .into_iter()
+            .map(|c| {
+                (
+                    c.client,
+                    c.connected,
+                    c.arrays,
+                    c.executables,
+                    c.array_bytes,
+                    c.shards,
+                )
+            })
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                (3, true, 2, 1, 30, 3),
+                (4, false, 0, 0, 7, 1),
+                (5, true, 0, 0, 0, 0),
+            ]
+        );
+    }
 }

@@ -189,10 +189,7 @@ impl Session {
             many => Err(status::unimplemented(format!(
                 "the program spans {} workers ({}); programs over several workers are not served yet, only arrays are: put its mesh on one worker's devices",
                 many.len(),
-                many.iter()
-                    .map(|l| &*l.name)
-                    .collect::<Vec<_>>()
-                    .join(", ")
+                many.iter().map(|l| &*l.name).collect::<Vec<_>>().join(", ")
             ))),
         }
     }
