@@ -9,7 +9,8 @@
 //! then one dimension for each way in which devices share a piece.
 
 use waystation_proto::xla::{
-    AxisRefProto, MeshProto, NamedShardingProto, OpSharding, op_sharding::Type,
+    AxisRefProto, MeshProto, NamedShardingProto, OpMetadata, OpSharding,
+    named_sharding_proto::ReductionOpProto, op_sharding::Type,
 };
 
 /// More devices than a program can have are taken for damage before anything is allocated.
@@ -24,8 +25,26 @@ struct Part {
     size: i64,
 }
 
+/// How XLA says in a tile assignment's metadata by what the parts of an unreduced array are put together; without it they are
+/// summed (as jaxlib writes it: `HloSharding.to_proto` of an unreduced `NamedSharding`).
+const REDUCTION_OP: &str = "sdy::reduction_op";
+
 /// The same sharding as a tile assignment. `None` when it contradicts itself.
 pub(super) fn tiled(named: &NamedShardingProto) -> Option<OpSharding> {
+    let mut sharding = assignment(named)?;
+    let unreduced = Type::Unreduced as i32;
+    let is_unreduced =
+        sharding.r#type == unreduced || sharding.last_tile_dims.contains(&unreduced);
+    if is_unreduced && named.reduction_op() != ReductionOpProto::Sum {
+        sharding.metadata.push(OpMetadata {
+            op_type: REDUCTION_OP.to_owned(),
+            op_name: named.reduction_op().as_str_name().to_owned(),
+        });
+    }
+    Some(sharding)
+}
+
+fn assignment(named: &NamedShardingProto) -> Option<OpSharding> {
     let no_mesh = MeshProto::default();
     let mesh = named.mesh.as_ref().unwrap_or(&no_mesh);
     if let ([], [device]) = (mesh.axes.as_slice(), mesh.device_ids.as_slice()) {

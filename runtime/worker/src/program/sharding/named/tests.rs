@@ -1,7 +1,7 @@
 use waystation_proto::xla::{
     axis_ref_proto::SubAxis,
     mesh_proto::{IotaTransform, MeshAxis},
-    named_sharding_proto::DimensionSharding,
+    named_sharding_proto::{DimensionSharding, ReductionOpProto},
 };
 
 use super::*;
@@ -187,6 +187,14 @@ fn axes_may_be_manual_or_unreduced() {
         [Type::Unreduced as i32, Type::Replicated as i32]
     );
     assert!(!sharding.replicate_on_last_tile_dim);
+    assert_eq!(sharding.metadata, [], "a sum is what everybody expects");
+    let mut greatest = named(mesh(&[2]), &[&[]]);
+    greatest.unreduced_axes = vec![axis(0)];
+    greatest.set_reduction_op(ReductionOpProto::Max);
+    let greatest = tiled(&greatest).expect("valid");
+    assert_eq!(greatest.r#type(), Type::Unreduced);
+    assert_eq!(greatest.metadata[0].op_type, "sdy::reduction_op");
+    assert_eq!(greatest.metadata[0].op_name, "MAX");
     let mut all = named(mesh(&[2]), &[&[]]);
     all.manual_axes = vec![axis(0)];
     assert_eq!(tiled(&all).expect("valid").r#type(), Type::Manual);
