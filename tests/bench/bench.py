@@ -4,14 +4,19 @@ Sides alternate: every pair of legs is taken one directly after the other, in al
 up. A figure is the median of the paired ratios; quartiles further apart than the margin make it "not measured". The table
 goes to stdout, everything to a JSON file.
 
-  train     steps of about 20 ms, against the slower of JAX's own CPU backend and JAX with the worker's plugin in process
-  overhead  the same program made tiny: CPU seconds by process that a step costs beside its mathematics
-  dispatch  calls of a program that does nothing, against the null server (and native, shown)
-  transfer  device_put and fetch, against the null server
+  train     steps of about 20 and of about 2 ms, against the slower of JAX's own CPU backend and JAX with the worker's plugin
+            in process
+  dispatch  calls of a program that does nothing, against the null server (and native, shown), and the CPU seconds by process
+            that a call costs beyond XLA's
+  latency   calls that are waited for, against the null server, and where the time goes
+  transfer  device_put and fetch, whole and cut over 8 devices, against the null server
+  memory    what proxy and worker grow by while 10 GB pass
+  clients   16 clients at once, and a quiet one among 15 that flood
   compile   a program from the bucket on a fresh server, against the plugin's own deserialize
 """
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -27,8 +32,15 @@ from figures import Asked, number
 from sides import Sides
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PARTS = ("train", "overhead", "dispatch", "transfer", "compile")
-STEP_SECONDS = 0.020
+PARTS = ("train", "dispatch", "latency", "transfer", "memory", "clients", "compile")
+MIB = 1 << 20
+# CPU of proxy and worker that an execution may cost beyond XLA's own.
+EXECUTE_CPU_US = 60
+# What a waited-for call may take longer than against the null server.
+BEYOND_NULL_US = {"block": 150, "fetch": 250}
+# What the proxy may grow by beyond its bound for host buffers, and the worker beyond its arrays.
+GROWTH_BYTES = 64 * MIB
+CLIENTS = 16
 TINY = {"layers": 2, "width": 8, "batch": 1, "sequence": 8, "vocabulary": 16}
 # A load from the bucket may take this much longer than the bound's factor says, in seconds.
 COMPILE_ALLOWANCE = 0.002
@@ -101,58 +113,174 @@ class Bench:
         return self.plugin_path
 
     def train(self):
+        for milliseconds, bound in ((20, 0.95), (2, 0.70)):
+            self.train_steps(milliseconds, bound)
+
+    def train_steps(self, milliseconds, bound):
         native, ours, plugin = map(self.side, ("native", "waystation", "plugin"))
-        shape, steps = ({**TINY, "width": 32, "batch": 4}, 20) if self.quick else ({"layers": 2, "width": 128, "batch": 4}, 75)
+        width = 128 if milliseconds > 5 else 32
+        shape, steps = {**TINY, "width": 32, "batch": 4}, 20
         if not self.quick:
-            step = min(1 / native.run("train", shape, {"steps": 10})["steps_per_second"] for _ in range(4))
-            shape["batch"] = max(1, round(shape["batch"] * STEP_SECONDS / step))
+            shape, steps = {"layers": 2, "width": width, "batch": 4, "sequence": 64 if width == 128 else 16}, 1500 // milliseconds
+            step = min(1000 / native.run("train", shape, {"steps": 20})["steps_per_second"] for _ in range(4))
+            shape["batch"] = max(1, round(shape["batch"] * milliseconds / step))
         taken = self.legs("train", [native, ours, plugin], shape, {"steps": steps})
         rate = {side: statistics.median(leg["steps_per_second"] for leg in taken[side]) for side in ("native", "plugin")}
         slower = min(rate, key=rate.get)
         for side in ("native", "plugin"):
-            asked = self.asked(0.90, margin=0.10) if side == slower else None
-            self.compare("train steps", "steps/s", "steps_per_second", taken, side, asked=asked)
-        self.count_cpu("train", taken, "steps", "step")
+            asked = self.asked(bound, margin=0.10) if side == slower else None
+            self.compare(f"train steps, {milliseconds} ms", "steps/s", "steps_per_second", taken, side, asked=asked)
+        self.count_cpu(f"train, {milliseconds} ms", taken, "steps", "step")
         ours_loss, plugin_loss = taken["waystation"][-1]["loss"], taken["plugin"][-1]["loss"]
         self.notes += [
-            f"train step: batch {shape['batch']}, {taken['native'][0]['arrays']} arrays of state; native "
+            f"train step of {milliseconds} ms: batch {shape['batch']}, {taken['native'][0]['arrays']} arrays of state; native "
             f"{1000 / rate['native']:.1f} ms, plugin in process {1000 / rate['plugin']:.1f} ms; the slower is '{slower}'",
             f"loss at the end: {ours_loss!r} on Waystation, {plugin_loss!r} with the same plugin in process",
         ]
 
-    def overhead(self):
-        sides = [self.side(name) for name in ("waystation", "plugin", "null", "native")]
-        taken = self.legs("train", sides, TINY, {"steps": 20 if self.quick else 1000})
-        for side in ("null", "plugin"):
-            self.compare("tiny train steps", "steps/s", "steps_per_second", taken, side)
-        found = self.count_cpu("overhead", taken, "steps", "step")
-        servers = sum(found["waystation"].get(role, {"us_per_unit": 0})["us_per_unit"] for role in ("proxy", "worker"))
-        in_process = found["plugin"]["client"]["us_per_unit"]
-        self.notes.append(
-            f"proxy + worker: {servers:.0f} us of CPU a tiny step; the whole step with the plugin in process, Python included:"
-            f" {in_process:.0f} us; beyond it {servers - in_process:.0f} us; the null server: "
-            f"{found['null']['null_server']['us_per_unit']:.0f} us"
-        )
-
     def dispatch(self):
         sides = [self.side(name) for name in ("waystation", "null", "native")]
-        options = {"calls": 100, "blocked_calls": 20} if self.quick else {}
-        taken = self.legs("dispatch", sides, {}, options)
+        plugin = self.side("plugin")
+        taken = self.legs("dispatch", [*sides, plugin], {}, {"calls": 100} if self.quick else {})
         for other in ("null", "native"):
             for key in ("enqueued", "sustained", "chained"):
-                self.compare(f"calls {key}", "calls/s", f"{key}_per_second", taken, other)
-            self.compare("call and block, p50", "us", "call_and_block_p50_us", taken, other, lower_is_better=True)
+                asked = self.asked(0.70, margin=0.25) if other == "null" else None
+                self.compare(f"calls {key}", "calls/s", f"{key}_per_second", taken, other, asked=asked)
         self.count_cpu("dispatch", taken, "calls", "call")
 
+        def spent(leg, *processes):
+            return sum(leg["cpu"].get(process, 0.0) for process in processes) / leg["calls"] * 1e6
+
+        # In process, all but the Python thread's CPU is XLA's.
+        xla = [max(0.0, leg["cpu"]["client"] - leg["python_thread_cpu_seconds"]) / leg["calls"] * 1e6 for leg in taken["plugin"]]
+        beyond = [spent(leg, "proxy", "worker") - of_xla for leg, of_xla in zip(taken["waystation"], xla)]
+        self.figures.append(
+            figures.figure(
+                "CPU of proxy and worker a call, beyond XLA", "us", beyond, [EXECUTE_CPU_US] * len(beyond),
+                against=f"{EXECUTE_CPU_US} us", lower_is_better=True, asked=self.asked(1.0, margin=0.33, at_least=False),
+            )  # fmt: skip
+        )
+
+    def latency(self):
+        ours, null = self.side("waystation"), self.side("null")
+        for wait, allowed in BEYOND_NULL_US.items():
+            options = {"wait": wait, **({"calls": 20} if self.quick else {})}
+            before = self.status(ours)
+            taken = self.legs("latency", [ours, null], {}, options)
+            self.hops(wait, before, self.status(ours), taken)
+            what = "call and block" if wait == "block" else "call and np.asarray"
+            self.compare(f"{what}, p50", "us", "p50_us", taken, "null", lower_is_better=True)
+            beyond = [mine["p50_us"] - floor["p50_us"] for mine, floor in zip(taken["waystation"], taken["null"])]
+            self.figures.append(
+                figures.figure(
+                    f"{what}, p50 beyond null", "us", beyond, [allowed] * len(beyond), against=f"{allowed} us",
+                    lower_is_better=True, asked=self.asked(1.0, margin=0.33, at_least=False),
+                )  # fmt: skip
+            )
+
+    def hops(self, wait, before, after, taken):
+        """Where a waited-for call's mean time goes. The client's library and the wire are what the null server shows."""
+        kind, of_worker = ("ready", "watch") if wait == "block" else ("read", "read")
+        count = after[kind]["count"] - before[kind]["count"]
+        plural = {"watch": "watches", "read": "reads"}[of_worker]
+        answered = after["totals"][plural] - before["totals"][plural]
+        if not count or not answered:
+            raise RuntimeError(f"the server counted no {kind} requests")
+        proxy = (after[kind]["nanos"] - before[kind]["nanos"]) / count / 1e3
+        link = (after[f"{kind}_link"]["nanos"] - before[f"{kind}_link"]["nanos"]) / count / 1e3
+        worker = (after["totals"][f"{of_worker}_seconds"] - before["totals"][f"{of_worker}_seconds"]) / answered * 1e6
+        seen = statistics.fmean(leg["mean_us"] for leg in taken["waystation"])
+        floor = statistics.fmean(leg["mean_us"] for leg in taken["null"])
+        total = floor + proxy
+        self.notes.append(
+            f"{'call and block' if wait == 'block' else 'call and np.asarray'}, mean by hop: client, its wire and the null "
+            f"server {floor:.0f} us, proxy {proxy - link:.0f} us, link to the worker and back {link - worker:.0f} us, worker "
+            f"with XLA {worker:.0f} us; sum {total:.0f} us of {seen:.0f} us seen by the client ({total / seen:.0%})"
+        )
+
+    def status(self, side):
+        return side.run("status")["status"]
+
     def transfer(self):
-        sides = [self.side(name) for name in ("waystation", "null")]
-        for megabytes, repeats in ((1, 3),) if self.quick else ((1, 20), (64, 3)):
-            taken = self.legs("transfer", sides, {"size_bytes": megabytes << 20}, {"repeats": repeats})
-            asked = self.asked(0.50, margin=0.25) if megabytes == 64 else None
-            for key, what in (("put", "device_put"), ("fetched", "fetch")):
-                name = f"{what} {megabytes} MB"
-                self.compare(name, "MB/s", f"{key}_bytes_per_second", taken, "null", scale=1e-6, asked=asked)
-            self.count_cpu(f"transfer {megabytes} MB", taken, "moved_megabytes", "MB")
+        sizes = ((MIB, 3),) if self.quick else ((1 << 10, 100), (MIB, 20), (64 * MIB, 3), (1024 * MIB, 1))
+        for shards in (1, 8):
+            # An own pair of servers, which is gone before the next: their memory is not the next one's matter.
+            with self.sides.waystation(devices=shards) as ours, self.sides.null(devices=shards) as null:
+                for size, repeats in sizes:
+                    self.transfers(ours, null, size, shards, repeats)
+
+    def transfers(self, ours, null, size, shards, repeats):
+        pairs = self.pairs
+        if size > 512 * MIB:
+            self.pairs = min(pairs, 4)  # minutes otherwise
+        taken = self.legs("transfer", [ours, null], {"size_bytes": size, "shards": shards}, {"repeats": repeats})
+        self.pairs = pairs
+        for key, what, bound in (("put", "device_put", 0.75), ("fetched", "fetch", 0.90)):
+            asked = self.asked(bound, margin=0.25) if size >= 64 * MIB else None
+            name = f"{what} {size_name(size)}" + (f" over {shards}" if shards > 1 else "")
+            self.compare(name, "MB/s", f"{key}_bytes_per_second", taken, "null", scale=1e-6, asked=asked)
+        self.count_cpu(f"transfer {size_name(size)} over {shards}", taken, "moved_megabytes", "MB")
+
+    def memory(self):
+        """10 GB there and back, 64 MB at a time, while resident memory is looked at."""
+        size, passes = (MIB, 4) if self.quick else (64 * MIB, 160)
+        bound = 256 * MIB
+        with self.sides.waystation("--host_buffer_memory", str(bound)) as ours:
+            ours.run("transfer", {"size_bytes": size}, {"repeats": 1})
+            before, most = ours.resident(), {}
+            ours.begin("transfer", {"size_bytes": size}, {"repeats": passes})
+            while not ours.has_answered():
+                for role, resident in ours.resident().items():
+                    most[role] = max(most.get(role, 0), resident)
+                time.sleep(0.02)
+            ours.end()
+        allowed = {"proxy": bound + GROWTH_BYTES, "worker": 2 * size + GROWTH_BYTES}
+        for role, limit in allowed.items():
+            grown = max(0, most[role] - before[role])
+            self.figures.append(
+                figures.figure(
+                    f"growth of the {role} while 10 GB pass", "MiB", [grown / MIB], [limit / MIB], lower_is_better=True,
+                    against="bound" if role == "proxy" else "arrays + 64 MiB", asked=self.asked(1.0, margin=1, at_least=False),
+                )  # fmt: skip
+            )
+
+    def clients(self):
+        count, seconds = (3, 0.3) if self.quick else (CLIENTS, 2.0)
+        with contextlib.ExitStack() as stack:
+            first = stack.enter_context(self.sides.waystation())
+            others = [stack.enter_context(self.sides.another(first, n)) for n in range(1, count)]
+            everyone = [first, *others]
+            for side in everyone:
+                side.run("load", {}, {"seconds": 0.1})
+                side.run("latency", {}, {"wait": "block", "calls": 20})
+
+            def together(sides, part, options):
+                for side in sides:
+                    side.begin(part, {}, options)
+                return [side.end() for side in sides]
+
+            alone, all_of_them, quiet, disturbed = [], [], [], []
+            for _ in range(self.pairs):
+                alone.append(first.run("load", {}, {"seconds": seconds})["calls_per_second"])
+                rates = together(everyone, "load", {"seconds": seconds})
+                all_of_them.append(sum(rate["calls_per_second"] for rate in rates))
+                calls = {"wait": "block", "calls": 20 if self.quick else 300}
+                quiet.append(first.run("latency", {}, calls)["p99_us"])
+                for side in others:
+                    side.begin("load", {}, {"seconds": seconds})
+                disturbed.append(first.run("latency", {}, calls)["p99_us"])
+                for side in others:
+                    side.end()
+        self.figures += [
+            figures.figure(
+                f"{count} clients, calls in all", "calls/s", all_of_them, alone, against="one client",
+                asked=self.asked(1.0, margin=0.33),
+            ),
+            figures.figure(
+                "a quiet client's p99 among floods", "us", disturbed, quiet, against="alone", lower_is_better=True,
+                asked=self.asked(3.0, margin=3.0, at_least=False),
+            ),
+        ]  # fmt: skip
 
     def compile(self):
         shape = TINY if self.quick else {"layers": 4, "width": 128, "batch": 4}
@@ -229,6 +357,10 @@ class Bench:
         self.loads[part] = {"before": before, "after": os.getloadavg()}
 
 
+def size_name(size):
+    return f"{size >> 30} GB" if size >> 30 else f"{size >> 20} MB" if size >> 20 else f"{size >> 10} KB"
+
+
 def plugin_path(worker):
     """Found wherever the status page puts a worker's counters."""
     if not isinstance(worker, dict):
@@ -276,6 +408,7 @@ def main():
     parser.add_argument("--pairs", type=int, default=None, help="default 10; 1 with --quick")
     parser.add_argument("--only", default=",".join(PARTS), help=f"comma-separated, of {', '.join(PARTS)}")
     parser.add_argument("--quick", action="store_true", help="small and few: shows that the bench works, measures nothing")
+    parser.add_argument("--transport", choices=("tcp", "unix"), default="tcp", help="of both servers; default tcp")
     parser.add_argument("--plugin", help="PJRT plugin to load in process; default: the worker's own")
     parser.add_argument("--results", type=pathlib.Path, default=ROOT / "bench-results")
     args = parser.parse_args()
@@ -291,7 +424,7 @@ def main():
     args.results.mkdir(parents=True, exist_ok=True)
     # Seconds are enough: nobody benches twice in one.
     taken = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-    sides = Sides(binary, null_server, args.results / f"{taken}-logs")
+    sides = Sides(binary, null_server, args.results / f"{taken}-logs", args.transport)
     bench = Bench(sides, args.pairs or (1 if args.quick else 10), args.quick, args.plugin)
     errors = {}
     try:
@@ -307,6 +440,7 @@ def main():
     result = {
         "taken": taken,
         "quick": args.quick,
+        "transport": args.transport,
         "pairs": bench.pairs,
         "cpus": os.cpu_count(),
         "machine": platform.platform(),

@@ -20,7 +20,7 @@ def dispatch():
     for _ in range(50):
         add(x).block_until_ready()
 
-    def leg(calls=2000, blocked_calls=300):
+    def leg(calls=2000):
         start = now()
         results = [add(x) for _ in range(calls)]
         enqueued = now()
@@ -33,32 +33,73 @@ def dispatch():
             y = add(y)
         y.block_until_ready()
         chained = now()
-        blocked = []
-        for _ in range(blocked_calls):
-            call = now()
-            add(x).block_until_ready()
-            blocked.append(now() - call)
         return {
             "enqueued_per_second": calls / (enqueued - start),
             "sustained_per_second": calls / (sustained - start),
             "chained_per_second": calls / (chained - chain_start),
-            "call_and_block_p50_us": statistics.median(blocked) * 1e6,
-            "calls": 2 * calls + blocked_calls,
+            "calls": 2 * calls,
         }
 
     return leg
 
 
-def transfer(size_bytes):
-    """Puts an array and fetches it back; every fetch is of an array that was never fetched before."""
+def latency():
+    """Calls of the same program, each waited for: until it has run, or until its result is here."""
     import jax
+
+    add = jax.jit(lambda x: x + 1)
+    x = jax.device_put(np.arange(8, dtype=np.float32))
+    waits = {"block": lambda: add(x).block_until_ready(), "fetch": lambda: np.asarray(add(x))}
+    for wait in waits.values():
+        for _ in range(50):
+            wait()
+
+    def leg(wait, calls=400):
+        taken = []
+        for _ in range(calls):
+            start = now()
+            waits[wait]()
+            taken.append((now() - start) * 1e6)
+        p99 = statistics.quantiles(taken, n=100)[98] if len(taken) > 1 else taken[0]
+        return {"p50_us": statistics.median(taken), "mean_us": statistics.fmean(taken), "p99_us": p99, "calls": calls}
+
+    return leg
+
+
+def load():
+    """Many small calls, for as long as asked: aggregate rates of several clients, and what a flood is made of."""
+    import jax
+
+    add = jax.jit(lambda x: x + 1)
+    x = jax.device_put(np.arange(8, dtype=np.float32))
+    add(x).block_until_ready()
+
+    def leg(seconds=1.0, batch=200):
+        start, calls = now(), 0
+        while now() - start < seconds:
+            results = [add(x) for _ in range(batch)]
+            jax.block_until_ready(results)
+            calls += batch
+        return {"calls_per_second": calls / (now() - start), "calls": calls}
+
+    return leg
+
+
+def transfer(size_bytes, shards=1):
+    """Puts an array, whole or cut over devices, and fetches it back; every fetch is of an array never fetched before."""
+    import jax
+
+    sharding = None
+    if shards > 1:
+        mesh = jax.sharding.Mesh(np.array(jax.devices()[:shards]), ("x",))
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
 
     # Off the 64-byte grid, so that a native client cannot take the memory over instead of copying.
     raw = np.frombuffer(bytearray(size_bytes + 128), np.uint8)
     offset = (1 - raw.ctypes.data) % 64
     host = raw[offset : offset + size_bytes]
     host[:] = np.resize(np.random.default_rng(0).integers(0, 256, 65_537, np.uint8), size_bytes)
-    first = jax.device_put(host)
+    first = jax.device_put(host, sharding)
     assert np.array_equal(np.array(first), host), "fetched bytes differ from those put"
     del first
 
@@ -66,7 +107,7 @@ def transfer(size_bytes):
         put, fetched = [], []
         for _ in range(repeats):
             start = now()
-            array = jax.device_put(host)
+            array = jax.device_put(host, sharding)
             array.block_until_ready()
             put.append(now() - start)
             start = now()
@@ -229,6 +270,8 @@ def status():
 PARTS = {
     "status": status,
     "dispatch": dispatch,
+    "latency": latency,
+    "load": load,
     "transfer": transfer,
     "train": train,
     "compile": compile_once,

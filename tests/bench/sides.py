@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import select
 import subprocess
 import sys
 import tempfile
@@ -51,8 +52,16 @@ class Side:
 
     def run(self, part, setup=None, options=None):
         """One leg. The answer also has `cpu`: seconds by process."""
-        before = self._server_cpu()
+        self.begin(part, setup, options)
+        return self.end()
+
+    def begin(self, part, setup=None, options=None):
+        """Starts a leg; `end` waits for it."""
+        self._begun = (part, self._server_cpu())
         self.process.stdin.write(json.dumps({"part": part, "setup": setup or {}, "options": options or {}}) + "\n")
+
+    def end(self):
+        part, before = self._begun
         answer = self._answer()
         if "error" in answer:
             raise RuntimeError(f"'{part}' on side '{self.name}': {answer['error']}")
@@ -61,6 +70,18 @@ class Side:
         cpu.update({role: after[role] - before.get(role, 0.0) for role in after})
         answer["cpu"] = cpu
         return answer
+
+    def has_answered(self):
+        """Whether `end` would not wait."""
+        return bool(select.select([self.process.stdout], [], [], 0)[0])
+
+    def resident(self):
+        """Resident bytes of each server process now, by role."""
+        found = {}
+        for role, process in self.servers():
+            with contextlib.suppress(psutil.Error):
+                found[role] = found.get(role, 0) + process.memory_info().rss
+        return found
 
     def _server_cpu(self):
         """CPU seconds so far of each server process of this side, by role."""
@@ -107,8 +128,9 @@ class Side:
 class Sides:
     """Makes sides; knows where the binaries are."""
 
-    def __init__(self, binary, null_server, logs):
+    def __init__(self, binary, null_server, logs, transport):
         self.binary = binary
+        self.transport = transport
         self.null_binary = null_server
         self.logs = pathlib.Path(logs)
         self.logs.mkdir(parents=True, exist_ok=True)
@@ -129,19 +151,25 @@ class Sides:
         )
         return Side("plugin", [], env, self._log("plugin"))
 
-    def waystation(self, *flags):
-        """A client under `waystation run`: proxy, resource manager and one worker with one device."""
-        command = [self.binary, "run", "--workers", "1", "--devices_per_worker", "1", *flags, "--"]
-        return Side("waystation", list(map(str, command)), environment(), self._log("waystation"))
+    def waystation(self, *flags, devices=1):
+        """A client under `waystation run`: proxy, resource manager and one worker."""
+        command = [self.binary, "run", "--workers", "1", "--devices_per_worker", devices, "--transport", self.transport]
+        return Side("waystation", [str(word) for word in (*command, *flags, "--")], environment(), self._log("waystation"))
 
-    def null(self):
+    def another(self, side, number):
+        """One more client of a side's server."""
+        return Side(side.name, [], environment(**side.hello["environment"]), self._log(f"{side.name}-client-{number}"))
+
+    def null(self, devices=1):
         """A client of the null server."""
+        socket = f"waystation-bench-{os.getpid()}-{devices}"
         with tempfile.TemporaryDirectory() as folder:
             ready = pathlib.Path(folder, "ready")
             with open(self._log("null"), "ab") as log:
                 server = subprocess.Popen(
-                    [str(self.null_binary), "--devices", "1", "--ready-file", str(ready)], stdout=log, stderr=log
-                )
+                    [str(self.null_binary), "--devices", str(devices), "--ready-file", str(ready), "--unix-socket", socket],
+                    stdout=log, stderr=log,
+                )  # fmt: skip
             deadline = time.monotonic() + 30
             while not ready.exists():
                 if server.poll() is not None or time.monotonic() > deadline:
@@ -149,7 +177,8 @@ class Sides:
                     raise RuntimeError(f"the null server does not come up; see {self._log('null')}")
                 time.sleep(0.02)
             address = ready.read_text().strip()
+        target = f"grpc://unix-abstract:{socket}" if self.transport == "unix" else f"grpc://{address}"
         env = environment(
-            JAX_PLATFORMS="proxy", JAX_BACKEND_TARGET=f"grpc://{address}", IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS="true"
+            JAX_PLATFORMS="proxy", JAX_BACKEND_TARGET=target, IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS="true"
         )
         return Side("null", [], env, self._log("null"), null_server=server)

@@ -48,13 +48,18 @@ def test_a_quick_run_gives_every_figure(tmp_path):
     (file,) = pathlib.Path(tmp_path).glob("*.json")
     result = json.loads(file.read_text())
     assert not result["errors"]
-    assert len(result["load_average"]) == 5
+    assert len(result["load_average"]) == 7
     names = {figure["name"] for figure in result["figures"]}
-    assert {"train steps", "tiny train steps", "calls chained", "device_put 1 MB", "fetch 1 MB", "warm compile, client"} <= names
+    assert {
+        "train steps, 20 ms", "train steps, 2 ms", "calls chained", "CPU of proxy and worker a call, beyond XLA",
+        "call and block, p50 beyond null", "device_put 1 MB", "fetch 1 MB over 8", "growth of the proxy while 10 GB pass",
+        "3 clients, calls in all", "a quiet client's p99 among floods", "warm compile, client",
+    } <= names  # fmt: skip
     for figure in result["figures"]:
         for value in (figure["waystation"], figure["other"], figure["ratio"], *figure["ratio_quartiles"]):
-            # A difference of two noisy times may fall below zero.
-            assert math.isfinite(value) and (value > 0 or figure["name"] == "warm compile, server"), figure
+            # A difference of two noisy times may fall below zero, and a process need not grow.
+            free = ("beyond", "growth", "server")
+            assert math.isfinite(value) and (value > 0 or any(word in figure["name"] for word in free)), figure
         assert figure["name"] in done.stdout
     processes = {name for entry in result["cpu"] for name in entry["processes"]}
     assert {"client", "proxy", "worker", "null_server"} <= processes

@@ -23,8 +23,11 @@ use futures::{
     stream::{self, BoxStream},
 };
 use prost::Message as _;
-use tokio::{net::TcpListener, sync::mpsc};
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::{
+    net::{TcpListener, UnixListener},
+    sync::mpsc,
+};
+use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::{
     Request, Response, Status, Streaming,
     transport::{Server, server::TcpIncoming},
@@ -65,7 +68,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 ///
 /// # Errors
 /// When the server cannot go on listening.
-pub async fn serve(listener: TcpListener, devices: u16) -> Result<(), tonic::transport::Error> {
+pub async fn serve(
+    listener: TcpListener,
+    unix_listener: Option<UnixListener>,
+    devices: u16,
+) -> Result<(), tonic::transport::Error> {
     let front = Front {
         devices: i32::from(devices),
         pool: Arc::default(),
@@ -75,12 +82,20 @@ pub async fn serve(listener: TcpListener, devices: u16) -> Result<(), tonic::tra
     let service = GrpcIfrtServiceServer::new(front)
         .max_decoding_message_size(usize::MAX)
         .max_encoding_message_size(usize::MAX);
-    Server::builder()
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .initial_stream_window_size(STREAM_WINDOW_BYTES)
-        .add_service(service)
-        .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)))
-        .await
+    let server = || {
+        Server::builder()
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .add_service(service.clone())
+    };
+    let on_tcp = server().serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)));
+    match unix_listener {
+        None => on_tcp.await,
+        Some(listener) => {
+            let on_unix = server().serve_with_incoming(UnixListenerStream::new(listener));
+            tokio::try_join!(on_tcp, on_unix).map(|_| ())
+        }
+    }
 }
 
 /// The service.

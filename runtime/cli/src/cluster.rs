@@ -54,6 +54,8 @@ pub(crate) struct Cluster {
 #[derive(Clone, Debug)]
 pub(crate) struct Addresses {
     pub(crate) proxy: SocketAddr,
+    /// The abstract Unix socket that clients shall use instead.
+    pub(crate) unix_socket: Option<String>,
     pub(crate) status: SocketAddr,
     /// Where its clients leave large host buffers, when they do.
     pub(crate) large_transfers: PathBuf,
@@ -118,6 +120,7 @@ impl Cluster {
         let addresses = match self.ready(&proxy).await?[..] {
             [proxy, status] => Addresses {
                 proxy,
+                unix_socket: plan.unix_socket().map(str::to_owned),
                 status,
                 large_transfers,
             },

@@ -3,6 +3,7 @@
 use std::{
     io::{self, Write as _},
     net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
+    os::{linux::net::SocketAddrExt as _, unix::net},
     path::Path,
 };
 
@@ -38,6 +39,37 @@ pub(crate) fn bind(host: IpAddr, port: u16, flag: &str) -> Result<TcpListener, F
                 format!("port {port} needs more rights than this user has: give a {flag} above 1023")
             }
             _ => format!("cannot listen on {host} port {port} ({error}): give another --bind_address or {flag}"),
+        })
+    })
+}
+
+/// The name of an abstract Unix socket, as it can stand in a URL.
+///
+/// # Errors
+/// A text for the user.
+pub(crate) fn parse_socket_name(text: &str) -> Result<String, String> {
+    let fine = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if text.is_empty() || text.len() > 100 || !text.chars().all(fine) {
+        return Err("write up to 100 letters, digits, - _ and .".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+/// Binds an abstract Unix socket. `flag` is named to the user when the name is taken.
+///
+/// # Errors
+/// [`Failure::usage`] when the socket cannot be had.
+pub(crate) fn bind_abstract(name: &str, flag: &str) -> Result<net::UnixListener, Failure> {
+    let bound = net::SocketAddr::from_abstract_name(name)
+        .and_then(|address| net::UnixListener::bind_addr(&address));
+    bound.map_err(|error| {
+        Failure::usage(match error.kind() {
+            io::ErrorKind::AddrInUse => {
+                format!("the abstract Unix socket {name} is in use: give another {flag}")
+            }
+            _ => format!(
+                "cannot listen on the abstract Unix socket {name} ({error}): give another {flag}"
+            ),
         })
     })
 }
@@ -110,6 +142,21 @@ mod tests {
             "{failure}"
         );
         assert!(failure.message.contains("--server_port"), "{failure}");
+    }
+
+    #[test]
+    fn an_abstract_socket_can_be_bound_once() {
+        let name = format!("waystation-test-{}", std::process::id());
+        assert_eq!(parse_socket_name(&name).as_deref(), Ok(name.as_str()));
+        let taken = bind_abstract(&name, "--unix_socket").unwrap();
+        let failure = bind_abstract(&name, "--unix_socket").unwrap_err();
+        assert_eq!(failure.status, USAGE);
+        assert!(failure.message.contains("is in use"), "{failure}");
+        drop(taken);
+        bind_abstract(&name, "--unix_socket").unwrap();
+        for name in ["", "a/b", "a b", "ü", &"x".repeat(101)] {
+            assert!(parse_socket_name(name).is_err(), "{name}");
+        }
     }
 
     #[test]

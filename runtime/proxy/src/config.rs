@@ -1,6 +1,6 @@
 //! What a proxy is told at start. Only the CLI reads the environment (D10).
 
-use std::{net::TcpListener, path::PathBuf};
+use std::{net::TcpListener, os::unix::net::UnixListener, path::PathBuf};
 
 /// Host buffers kept in memory before the rest goes to an unlinked file, in bytes.
 pub const DEFAULT_HOST_BUFFER_MEMORY_BYTES: u64 = 2 << 30;
@@ -10,6 +10,8 @@ pub const DEFAULT_HOST_BUFFER_MEMORY_BYTES: u64 = 2 << 30;
 pub struct Config {
     /// Bound socket for the IFRT proxy service.
     pub listener: TcpListener,
+    /// A bound Unix socket on which the same service is served to processes of the same user (and root) on this machine.
+    pub unix_listener: Option<UnixListener>,
     /// Bound socket for `GET /status`; `None` serves no status page.
     pub status_listener: Option<TcpListener>,
     /// `host:port` of the resource manager.
@@ -27,6 +29,7 @@ impl Config {
     pub fn new(listener: TcpListener, resource_manager: String) -> Self {
         Self {
             listener,
+            unix_listener: None,
             status_listener: None,
             resource_manager,
             host_buffer_memory_bytes: DEFAULT_HOST_BUFFER_MEMORY_BYTES,

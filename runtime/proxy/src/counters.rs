@@ -1,6 +1,9 @@
 //! Counters of one proxy process, shown by the status page.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::{
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Instant,
+};
 
 use serde::Serialize;
 
@@ -25,6 +28,44 @@ pub(crate) struct Counters {
     pub(crate) executes: AtomicU64,
     /// Compile requests.
     pub(crate) compile_requests: AtomicU64,
+    /// CheckValueReady, from the stream to the reply.
+    pub(crate) ready: Times,
+    /// The part of it from the op to the worker to the worker's answer.
+    pub(crate) ready_link: Times,
+    /// CopyToHostBuffer, from the stream to the reply.
+    pub(crate) read: Times,
+    /// The part of it from the op to the worker to the worker's answer.
+    pub(crate) read_link: Times,
+}
+
+/// How often something was done, and how long it took in all.
+#[derive(Debug, Default)]
+pub(crate) struct Times {
+    count: AtomicU64,
+    nanos: AtomicU64,
+}
+
+impl Times {
+    /// Counts one that began then and ends now.
+    pub(crate) fn add(&self, since: Instant) {
+        Counters::add(&self.count, 1);
+        let nanos = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        Counters::add(&self.nanos, nanos);
+    }
+
+    fn snapshot(&self) -> TimesSnapshot {
+        TimesSnapshot {
+            count: self.count.load(Relaxed),
+            nanos: self.nanos.load(Relaxed),
+        }
+    }
+}
+
+/// [`Times`] as the page shows them.
+#[derive(Debug, Serialize)]
+pub(crate) struct TimesSnapshot {
+    count: u64,
+    nanos: u64,
 }
 
 /// What `GET /status` shows of the counters.
@@ -39,6 +80,10 @@ pub(crate) struct Snapshot {
     requests: u64,
     executes: u64,
     compile_requests: u64,
+    ready: TimesSnapshot,
+    ready_link: TimesSnapshot,
+    read: TimesSnapshot,
+    read_link: TimesSnapshot,
 }
 
 impl Counters {
@@ -64,6 +109,10 @@ impl Counters {
             requests: get(&self.requests),
             executes: get(&self.executes),
             compile_requests: get(&self.compile_requests),
+            ready: self.ready.snapshot(),
+            ready_link: self.ready_link.snapshot(),
+            read: self.read.snapshot(),
+            read_link: self.read_link.snapshot(),
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, atomic::AtomicU64};
 
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio_stream::{Stream, StreamExt as _, wrappers::UnixListenerStream};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Server, server::TcpIncoming};
 use waystation_proto::xla::ifrt::proxy::grpc_ifrt_service_server::GrpcIfrtServiceServer;
@@ -59,18 +60,44 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
         .max_decoding_message_size(usize::MAX)
         .max_encoding_message_size(usize::MAX);
     tracing::info!(%address, "proxy listens");
-    Server::builder()
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .initial_stream_window_size(STREAM_WINDOW_BYTES)
-        .add_service(service)
-        .serve_with_incoming_shutdown(
-            TcpIncoming::from(listener).with_nodelay(Some(true)),
-            shutdown.cancelled_owned(),
-        )
-        .await
-        .map_err(Error::Server)?;
+    let server = || {
+        Server::builder()
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .add_service(service.clone())
+    };
+    let on_tcp = server().serve_with_incoming_shutdown(
+        TcpIncoming::from(listener).with_nodelay(Some(true)),
+        shutdown.clone().cancelled_owned(),
+    );
+    match config.unix_listener {
+        None => on_tcp.await.map_err(Error::Server)?,
+        Some(listener) => {
+            let on_unix = server().serve_with_incoming_shutdown(
+                own_users(listener).map_err(Error::Listener)?,
+                shutdown.clone().cancelled_owned(),
+            );
+            tokio::try_join!(on_tcp, on_unix).map_err(Error::Server)?;
+        }
+    }
     match status_page {
         Some(task) => task.await.unwrap_or(Ok(())),
         None => Ok(()),
     }
+}
+
+/// The connections of processes of this process's user and of root. An abstract socket has no file whose rights would keep
+/// others out.
+fn own_users(
+    listener: std::os::unix::net::UnixListener,
+) -> std::io::Result<impl Stream<Item = std::io::Result<UnixStream>>> {
+    listener.set_nonblocking(true)?;
+    let own = rustix::process::geteuid().as_raw();
+    let connections = UnixListenerStream::new(UnixListener::from_std(listener)?);
+    Ok(connections.filter(move |connection| match connection {
+        Ok(stream) => stream
+            .peer_cred()
+            .is_ok_and(|peer| peer.uid() == own || peer.uid() == 0),
+        Err(_) => true,
+    }))
 }

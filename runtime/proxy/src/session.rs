@@ -25,6 +25,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    time::Instant,
 };
 
 use futures::future::BoxFuture;
@@ -45,7 +46,7 @@ use self::{
 use crate::{
     array::{Array, Failure, Value},
     cluster::{Cluster, ClusterWatch},
-    counters::Counters,
+    counters::{Counters, Times},
     host_buffers::HostBuffers,
     large_transfers::LargeTransfers,
     link::Ids,
@@ -194,6 +195,7 @@ impl Session {
         let op_id = metadata.op_id;
         // Lives until the reply is sent: what an error names must not be reported as destroyed before it.
         let context = self.destroyed.used(metadata.user_context_id);
+        let since = Instant::now();
         let Some(request) = request.request else {
             let status = status::unimplemented(
                 "a request that this Waystation does not know (a newer protocol's)",
@@ -202,6 +204,7 @@ impl Session {
             return;
         };
         let minted = Minted::of(&request);
+        let timed = timed(&request);
         if let Some(reason) = self.host_buffers.verdict() {
             let reason = reason.clone();
             self.bind_failure(minted, &reason, &context);
@@ -222,6 +225,10 @@ impl Session {
             Ok(Outcome::Later(work)) => {
                 // Waiting for a place here stops the reading of the stream: the bound on what a session has in flight.
                 let place = Arc::clone(&self.awaited).acquire_owned().await.ok();
+                let work = match timed {
+                    Some(times) => self.time(work, times, since),
+                    None => work,
+                };
                 self.answer_later(op_id, context.clone(), work, place);
             }
             Err(status) => {
@@ -231,6 +238,21 @@ impl Session {
                 self.replies.send(op_id, Numbered::No, Err(status)).await;
             }
         }
+    }
+
+    /// Counts how long `work` took, when it has succeeded.
+    fn time(
+        &self,
+        work: BoxFuture<'static, Result<Response, Status>>,
+        times: fn(&Counters) -> &Times,
+        since: Instant,
+    ) -> BoxFuture<'static, Result<Response, Status>> {
+        let counters = Arc::clone(&self.shared.counters);
+        Box::pin(async move {
+            let response = work.await?;
+            times(&counters).add(since);
+            Ok(response)
+        })
     }
 
     fn answer_later(
@@ -375,6 +397,15 @@ impl Session {
 
 fn not_served(request: &str) -> Status {
     status::unimplemented(format!("{request} is not served by this Waystation"))
+}
+
+/// The requests that a client waits for while it runs: where their time is counted.
+fn timed(request: &Request) -> Option<fn(&Counters) -> &Times> {
+    match request {
+        Request::CheckValueReadyRequest(_) => Some(|counters| &counters.ready),
+        Request::CopyToHostBufferRequest(_) => Some(|counters| &counters.read),
+        _ => None,
+    }
 }
 
 /// The handles that the client minted for a request's results.

@@ -211,6 +211,10 @@ fn counters(s: &WorkerStatus) -> Value {
         "restored_bytes": s.restored_bytes,
         "executables": s.executables,
         "ffi_calls": s.ffi_calls,
+        "watches": s.watches,
+        "watch_seconds": s.watch_seconds,
+        "reads": s.reads,
+        "read_seconds": s.read_seconds,
     })
 }
 

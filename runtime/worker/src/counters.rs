@@ -18,6 +18,10 @@ pub(crate) struct Counters {
     pub(crate) saved_bytes: AtomicU64,
     pub(crate) restored_bytes: AtomicU64,
     pub(crate) executables: AtomicU64,
+    pub(crate) watches: AtomicU64,
+    pub(crate) watch_nanos: AtomicU64,
+    pub(crate) reads: AtomicU64,
+    pub(crate) read_nanos: AtomicU64,
     /// Loads that found the same program for the same devices already in the process.
     pub(crate) shared_loads: AtomicU64,
 }

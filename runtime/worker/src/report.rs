@@ -42,6 +42,10 @@ impl Report {
             clients: core.clients.report(),
             device_memory_bytes: core.ledger.used(),
             device_memory_limit_bytes: core.ledger.limit(),
+            watches: counters::get(&ours.watches),
+            watch_seconds: counters::seconds(&ours.watch_nanos),
+            reads: counters::get(&ours.reads),
+            read_seconds: counters::seconds(&ours.read_nanos),
         }
     }
 }

@@ -1,6 +1,13 @@
 //! The bench's null server as a process; see [`waystation_tests::null_server`].
 
-use std::{io, path::PathBuf};
+use std::{
+    io,
+    os::{
+        linux::net::SocketAddrExt as _,
+        unix::net::{SocketAddr, UnixListener},
+    },
+    path::PathBuf,
+};
 
 use clap::Parser;
 use tokio::net::TcpListener;
@@ -18,6 +25,9 @@ struct Options {
     /// File that gets "host:port" once clients can connect.
     #[arg(long)]
     ready_file: Option<PathBuf>,
+    /// Abstract Unix socket to listen on as well.
+    #[arg(long)]
+    unix_socket: Option<String>,
 }
 
 #[tokio::main]
@@ -30,7 +40,18 @@ async fn main() -> io::Result<()> {
         std::fs::write(&unfinished, address + "\n")?;
         std::fs::rename(unfinished, file)?;
     }
-    null_server::serve(listener, options.devices)
+    let unix_listener = options
+        .unix_socket
+        .as_deref()
+        .map(bind_abstract)
+        .transpose()?;
+    null_server::serve(listener, unix_listener, options.devices)
         .await
         .map_err(io::Error::other)
+}
+
+fn bind_abstract(name: &str) -> io::Result<tokio::net::UnixListener> {
+    let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
+    listener.set_nonblocking(true)?;
+    tokio::net::UnixListener::from_std(listener)
 }

@@ -7,12 +7,13 @@ use crate::large_transfers;
 
 /// The variables that make a JAX process use this cluster.
 pub(crate) fn variables(addresses: &Addresses) -> [(&'static str, OsString); 6] {
+    let target = match &addresses.unix_socket {
+        Some(name) => format!("grpc://unix-abstract:{name}"),
+        None => format!("grpc://{}", addresses.proxy),
+    };
     [
         ("JAX_PLATFORMS", "proxy".into()),
-        (
-            "JAX_BACKEND_TARGET",
-            format!("grpc://{}", addresses.proxy).into(),
-        ),
+        ("JAX_BACKEND_TARGET", target.into()),
         // The word itself; without it jaxlib's client speaks ALTS.
         ("IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS", "true".into()),
         // Checkpoints are written and read by the workers.
@@ -51,8 +52,9 @@ mod tests {
 
     #[test]
     fn exports_are_shell_lines() {
-        let addresses = Addresses {
+        let mut addresses = Addresses {
             proxy: "127.0.0.1:7".parse().unwrap(),
+            unix_socket: None,
             status: "127.0.0.1:8".parse().unwrap(),
             large_transfers: "/tmp/it's".into(),
         };
@@ -62,6 +64,10 @@ mod tests {
              export IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS=true\nexport ENABLE_PATHWAYS_PERSISTENCE=1\n\
              export IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY='/tmp/it'\\''s'\n\
              export WAYSTATION_STATUS_URL=http://127.0.0.1:8/status"
+        );
+        addresses.unix_socket = Some("ws-1".to_owned());
+        assert!(
+            exports(&addresses).contains("export JAX_BACKEND_TARGET=grpc://unix-abstract:ws-1\n")
         );
     }
 }

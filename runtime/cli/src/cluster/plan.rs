@@ -3,6 +3,7 @@
 
 use std::{
     ffi::{OsStr, OsString},
+    hash::{BuildHasher as _, RandomState},
     net::SocketAddr,
     path::{Path, PathBuf},
 };
@@ -49,6 +50,15 @@ pub(crate) struct ClusterArgs {
     /// Directory in which clients leave large host buffers as files for the proxy to take [default: a temporary one]
     #[arg(long = "large_transfer_directory", value_name = "DIR")]
     pub(crate) large_transfer_directory: Option<PathBuf>,
+    /// How JAX reaches the proxy: tcp, or an abstract Unix socket, which only processes of this user in this network
+    /// namespace can use
+    #[arg(
+        long = "transport",
+        value_name = "tcp|unix",
+        default_value = "tcp",
+        value_enum
+    )]
+    pub(crate) transport: Transport,
     /// Folder for the logs of proxy, resource manager and workers [default: a temporary one]
     #[arg(long = "log_dir", value_name = "FOLDER")]
     pub(crate) log_dir: Option<PathBuf>,
@@ -56,6 +66,15 @@ pub(crate) struct ClusterArgs {
     #[arg(long = "verbose", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", hide_default_value = true, value_parser = parse_bool, action = ArgAction::Set)]
     pub(crate) verbose: bool,
+}
+
+/// How a client reaches the proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Transport {
+    /// A loopback port.
+    Tcp,
+    /// An abstract Unix socket.
+    Unix,
 }
 
 /// A checked cluster.
@@ -71,6 +90,8 @@ pub(crate) struct Plan {
     host_buffer_memory: u64,
     /// `None`: a private one.
     large_transfer_directory: Option<PathBuf>,
+    /// The abstract Unix socket of the proxy, if clients shall use one.
+    unix_socket: Option<String>,
     xla_flags: Vec<String>,
 }
 
@@ -129,6 +150,7 @@ impl Plan {
             device_memory_bytes: args.device_memory_bytes,
             host_buffer_memory: args.host_buffer_memory,
             large_transfer_directory: args.large_transfer_directory.clone(),
+            unix_socket: (args.transport == Transport::Unix).then(socket_name),
             xla_flags,
         })
     }
@@ -137,6 +159,11 @@ impl Plan {
     pub(super) fn large_transfer_directory(&self, folder: &Path) -> PathBuf {
         let told = self.large_transfer_directory.clone();
         told.unwrap_or_else(|| folder.join("large_transfers"))
+    }
+
+    /// The abstract Unix socket that clients shall use, if any.
+    pub(super) fn unix_socket(&self) -> Option<&str> {
+        self.unix_socket.as_deref()
     }
 
     /// (slice, task) of every worker.
@@ -206,6 +233,11 @@ impl Plan {
                     "large_transfer_directory",
                     self.large_transfer_directory(folder),
                 ));
+                arguments.extend(
+                    self.unix_socket
+                        .as_ref()
+                        .map(|name| flag("unix_socket", name)),
+                );
                 arguments.extend(self.xla_flags.iter().map(OsString::from));
             }
         }
@@ -216,6 +248,12 @@ impl Plan {
 /// Where a child says that it listens.
 pub(super) fn ready_file(folder: &Path, role: Role) -> PathBuf {
     folder.join(format!("{}.ready", role.name()))
+}
+
+/// A name that no other cluster on this machine has.
+fn socket_name() -> String {
+    let random = RandomState::new().hash_one(std::process::id());
+    format!("waystation-{}-{random:016x}", std::process::id())
 }
 
 fn flag(name: &str, value: impl AsRef<OsStr>) -> OsString {
@@ -240,6 +278,7 @@ mod tests {
             device_memory_bytes: Some(9),
             host_buffer_memory: 7,
             large_transfer_directory: None,
+            unix_socket: Some("s".to_owned()),
             xla_flags: vec!["--xla_a=1".to_owned()],
         }
     }
@@ -285,6 +324,7 @@ mod tests {
             proxy.large_transfer_directory.as_deref(),
             Some(Path::new("/r/large_transfers"))
         );
+        assert_eq!(proxy.unix_socket.as_deref(), Some("s"));
 
         let line = plan().arguments(Role::ResourceManager, None, Path::new("/r"));
         let line = std::iter::once("w".into()).chain(line).collect();

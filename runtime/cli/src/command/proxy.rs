@@ -19,6 +19,10 @@ pub(crate) struct Args {
     /// Port of GET /status (JSON counters); 0 takes a free one
     #[arg(long = "status_port", value_name = "PORT")]
     pub(crate) status_port: Option<u16>,
+    /// Also listen on the abstract Unix socket of this name, for JAX processes of the same user on this machine
+    /// (JAX_BACKEND_TARGET=grpc://unix-abstract:NAME)
+    #[arg(long = "unix_socket", value_name = "NAME", value_parser = listen::parse_socket_name)]
+    pub(crate) unix_socket: Option<String>,
     /// The resource manager that gives this proxy its workers
     #[arg(
         long = "resource_manager_address",
@@ -45,6 +49,9 @@ pub(crate) fn run(args: Args, xla_flags: Vec<String>) -> Result<(), Failure> {
         let listener = listen::bind(args.role.bind_address, port, "--status_port")?;
         addresses.push(listen::address(&listener)?);
         config.status_listener = Some(listener);
+    }
+    if let Some(name) = &args.unix_socket {
+        config.unix_listener = Some(listen::bind_abstract(name, "--unix_socket")?);
     }
     config.host_buffer_memory_bytes = args.host_buffer_memory;
     if let Some(directory) = &args.large_transfer_directory {

@@ -1,6 +1,6 @@
 //! Copies: to other devices and memories, directly between workers, and to the host.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use waystation_proto::{
     waystation::worker::{Copy, Pull, Read, Strides, Target, op, reply},
@@ -213,11 +213,14 @@ impl Session {
             transfer,
             handed_on: false,
         };
+        let since = Instant::now();
         let answer = link.call(transfer, op::Op::Read(read)).await;
+        let counters = Arc::clone(&self.shared.counters);
         let buffers = Arc::clone(&self.host_buffers);
         let handle = request.host_buffer_handle;
         Ok(Outcome::Later(Box::pin(async move {
             let transfer = transferred(answer, release).await?;
+            counters.read_link.add(since);
             buffers.offer(handle, Outgoing::AtWorker(transfer))?;
             Ok(Response::CopyToHostBufferResponse(
                 CopyToHostBufferResponse {},

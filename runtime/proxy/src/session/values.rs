@@ -1,6 +1,6 @@
 //! Readiness: futures, and arrays whose work has ended.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use futures::future::try_join_all;
 use waystation_proto::{
@@ -83,9 +83,12 @@ impl Session {
         for &handle in &request.value_handles {
             watched.add(&self.array(context, handle)?.shards);
         }
+        let since = Instant::now();
         let ready = self.watch(watched).await;
+        let counters = Arc::clone(&self.shared.counters);
         Ok(Outcome::Later(Box::pin(async move {
             ready.await?;
+            counters.ready_link.add(since);
             Ok(Response::CheckValueReadyResponse(
                 CheckValueReadyResponse {},
             ))

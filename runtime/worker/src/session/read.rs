@@ -1,6 +1,6 @@
 //! Read: a shard's bytes to the host, kept until released, fetched by the data service or sent along with the reply.
 
-use std::{collections::HashMap, rc::Rc, sync::Arc};
+use std::{collections::HashMap, rc::Rc, sync::Arc, time::Instant};
 
 use bytes::Bytes;
 use tokio::sync::oneshot;
@@ -34,6 +34,7 @@ enum State {
     Coming {
         fetches: Vec<oneshot::Sender<Result<Bytes, Fault>>>,
         notify: bool,
+        since: Instant,
     },
     Here(Result<Bytes, Fault>),
 }
@@ -62,7 +63,14 @@ impl Session {
         if self
             .transfers
             .by_id
-            .insert(transfer, State::Coming { fetches, notify })
+            .insert(
+                transfer,
+                State::Coming {
+                    fetches,
+                    notify,
+                    since: Instant::now(),
+                },
+            )
             .is_some()
         {
             tracing::warn!(transfer, "a transfer id was used twice");
@@ -149,13 +157,18 @@ impl Session {
         let Some(state) = self.transfers.by_id.get_mut(&transfer) else {
             return;
         };
-        let State::Coming { fetches, notify } =
-            std::mem::replace(state, State::Here(result.clone()))
+        let State::Coming {
+            fetches,
+            notify,
+            since,
+        } = std::mem::replace(state, State::Here(result.clone()))
         else {
             return;
         };
         if let Ok(bytes) = &result {
             counters::add(&self.core.counters.fetched_bytes, bytes.len() as u64);
+            counters::add(&self.core.counters.reads, 1);
+            counters::add_time(&self.core.counters.read_nanos, since.elapsed());
         }
         for fetch in fetches {
             let _ = fetch.send(result.clone());

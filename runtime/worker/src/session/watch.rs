@@ -1,18 +1,25 @@
 //! Watch: one reply when all shards are ready, or with the first failure.
 
-use std::{collections::HashMap, rc::Rc, sync::Arc};
+use std::{collections::HashMap, rc::Rc, sync::Arc, time::Instant};
 
 use waystation_proto::waystation::worker::{Watch, WatchDone, reply};
 
 use super::Session;
 use crate::{
+    counters,
     status::{self, Fault},
     table::{Shard, Value},
 };
 
-/// Watches not answered yet: how many shards each still waits for.
+/// Watches not answered yet.
 #[derive(Default)]
-pub(super) struct Watches(HashMap<u64, usize>);
+pub(super) struct Watches(HashMap<u64, Open>);
+
+struct Open {
+    /// Shards that it still waits for.
+    missing: usize,
+    since: Instant,
+}
 
 impl Session {
     pub(super) fn watch(&mut self, op: Watch) {
@@ -25,7 +32,11 @@ impl Session {
             return;
         }
         let watch = op.watch;
-        self.watches.0.insert(watch, op.shards.len());
+        let open = Open {
+            missing: op.shards.len(),
+            since: Instant::now(),
+        };
+        self.watches.0.insert(watch, open);
         for shard in op.shards {
             let slot = self.slot(shard);
             let watched = Rc::clone(&slot);
@@ -64,7 +75,7 @@ impl Session {
     }
 
     fn watch_part(&mut self, watch: u64, result: Result<(), Fault>) {
-        let Some(missing) = self.watches.0.get_mut(&watch) else {
+        let Some(open) = self.watches.0.get_mut(&watch) else {
             return;
         };
         match result {
@@ -73,8 +84,10 @@ impl Session {
                 self.watch_done(watch, Some(fault));
             }
             Ok(()) => {
-                *missing -= 1;
-                if *missing == 0 {
+                open.missing -= 1;
+                if open.missing == 0 {
+                    counters::add(&self.core.counters.watches, 1);
+                    counters::add_time(&self.core.counters.watch_nanos, open.since.elapsed());
                     self.watches.0.remove(&watch);
                     self.watch_done(watch, None);
                 }

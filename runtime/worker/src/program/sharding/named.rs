@@ -33,8 +33,7 @@ const REDUCTION_OP: &str = "sdy::reduction_op";
 pub(super) fn tiled(named: &NamedShardingProto) -> Option<OpSharding> {
     let mut sharding = assignment(named)?;
     let unreduced = Type::Unreduced as i32;
-    let is_unreduced =
-        sharding.r#type == unreduced || sharding.last_tile_dims.contains(&unreduced);
+    let is_unreduced = sharding.r#type == unreduced || sharding.last_tile_dims.contains(&unreduced);
     if is_unreduced && named.reduction_op() != ReductionOpProto::Sum {
         sharding.metadata.push(OpMetadata {
             op_type: REDUCTION_OP.to_owned(),
