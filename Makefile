@@ -7,7 +7,7 @@ VENV := .venv
 VENV311 := .venv311
 BINARY := target/release/waystation
 
-.PHONY: help build demo test smoke bench fmt lint doc soak clean venv venv311 need-cargo
+.PHONY: help build demo test smoke conformance bench fmt lint doc soak clean venv venv311 need-cargo
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -33,6 +33,12 @@ test: ## every check: format, lints, docs, Rust tests, Python end-to-end tests; 
 SMOKE_JAX ?= 0.8.3 0.9.2 0.10.2 0.11.2
 smoke: build ## the client programs with the older JAX versions; SMOKE_JAX=0.8.3 for one
 	@tests/tools/smoke.sh $(SMOKE_JAX)
+
+SET ?= open
+JAX ?= 0.11.1
+HARNESS ?= ../shared/tools/conformance
+conformance: build venv ## JAX's own tests: make conformance JAX_SRC=DIR [SET=quick|open] [JAX=0.12.0.1] [HARNESS=DIR]
+	@tests/tools/conformance.sh $(BINARY) "$(JAX_SRC)" "$(HARNESS)" $(SET) $(JAX)
 
 bench: build venv ## speed against native JAX and a null server on this machine; a table, and JSON in bench-results/
 	$(CARGO) build --release --locked --bin null_server
