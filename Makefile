@@ -53,8 +53,10 @@ lint: need-cargo ## clippy, warnings are errors
 doc: need-cargo ## the Rust documentation, warnings are errors
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 
-soak: build venv ## the slow tests: property tests with many cases, end-to-end tests marked slow
+soak: build venv ## the slow tests: property tests with many cases, fuzzed requests in full, end-to-end tests marked slow
 	PROPTEST_CASES=20000 WAYSTATION_SOAK=1 $(CARGO) test --workspace --locked
+	WAYSTATION_FUZZ_REQUESTS=100000 $(CARGO) test --locked -p waystation-tests --test fuzz -- --nocapture
+	WAYSTATION_FUZZ_REQUESTS=100000 $(CARGO) test --locked -p waystation-cli --test abuse -- --nocapture
 	$(VENV)/bin/python -m pytest -q tests/python -m "slow or not slow"
 
 clean: ## remove build outputs and virtual environments

@@ -3,5 +3,7 @@
 
 pub mod agreement;
 pub mod cluster;
+pub mod fuzz;
 pub mod jaxlib;
 pub mod null_server;
+pub mod processes;

@@ -4,6 +4,7 @@
 //! never would: handles nobody knows, sizes that lie, data before its request. [`Client`] is the session; [`request`]
 //! builds the requests that need more than a line.
 
+mod codec;
 mod error;
 pub mod request;
 mod session;

@@ -13,6 +13,8 @@ use prost::Message as _;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
 use tonic::{
+    client::Grpc,
+    codegen::http::uri::PathAndQuery,
     metadata::{BinaryMetadataValue, MetadataMap},
     transport::{Channel, Endpoint},
 };
@@ -25,12 +27,13 @@ use waystation_proto::xla::ifrt::proxy::{
     ifrt_response::Response,
 };
 
-use crate::Error;
+use crate::{Error, codec::Encoded};
 
 /// Requests queued before [`Client::send`] waits.
 const QUEUE: usize = 256;
 /// As jaxlib chunks its stores, in bytes.
 const CHUNK_BYTES: usize = 1 << 20;
+const SESSION_METHOD: &str = "/xla.ifrt.proxy.GrpcIfrtService/IfrtSession";
 const SESSION_METADATA: &str = "ifrt-proxy-grpc-ifrt-session-metadata-bin";
 const STORE_METADATA: &str = "ifrt-proxy-grpc-host-buffer-store-metadata-bin";
 /// What jaxlib 0.12.0.1 offers.
@@ -52,7 +55,7 @@ type Waiting = Arc<Mutex<Option<HashMap<u64, oneshot::Sender<IfrtResponse>>>>>;
 pub struct Client {
     control: GrpcIfrtServiceClient<Channel>,
     data: GrpcIfrtServiceClient<Channel>,
-    requests: mpsc::Sender<IfrtRequest>,
+    requests: mpsc::Sender<Bytes>,
     waiting: Waiting,
     next_op: AtomicU64,
     next_handle: AtomicU64,
@@ -96,20 +99,23 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn channel(address: &str) -> Result<GrpcIfrtServiceClient<Channel>, Error> {
+async fn channel(address: &str) -> Result<Channel, Error> {
     let connect = async {
         Endpoint::from_shared(format!("http://{address}"))?
             .tcp_nodelay(true)
             .connect()
             .await
     };
-    let channel = connect.await.map_err(|source| Error::Connect {
+    connect.await.map_err(|source| Error::Connect {
         address: address.to_owned(),
         source,
-    })?;
-    Ok(GrpcIfrtServiceClient::new(channel)
+    })
+}
+
+fn service(channel: Channel) -> GrpcIfrtServiceClient<Channel> {
+    GrpcIfrtServiceClient::new(channel)
         .max_decoding_message_size(usize::MAX)
-        .max_encoding_message_size(usize::MAX))
+        .max_encoding_message_size(usize::MAX)
 }
 
 fn refused(call: &'static str) -> impl Fn(tonic::Status) -> Error {
@@ -125,8 +131,9 @@ impl Client {
     /// # Errors
     /// When the server cannot be reached or refuses.
     pub async fn connect(address: &str) -> Result<Self, Error> {
-        let mut control = channel(address).await?;
-        let data = channel(address).await?;
+        let connection = channel(address).await?;
+        let mut control = service(connection.clone());
+        let data = service(channel(address).await?);
         let [min, max] = OFFER;
         let offer = GrpcGetVersionRequest {
             min_version: Some(min),
@@ -150,8 +157,16 @@ impl Client {
             SESSION_METADATA,
             &metadata.encode_to_vec(),
         );
-        let mut replies = control
-            .ifrt_session(open)
+        // Not by the generated method: it takes only requests that are well formed.
+        let mut session = Grpc::new(connection)
+            .max_decoding_message_size(usize::MAX)
+            .max_encoding_message_size(usize::MAX);
+        session.ready().await.map_err(|source| Error::Connect {
+            address: address.to_owned(),
+            source,
+        })?;
+        let mut replies = session
+            .streaming(open, PathAndQuery::from_static(SESSION_METHOD), Encoded)
             .await
             .map_err(refused("IfrtSession"))?
             .into_inner();
@@ -213,11 +228,7 @@ impl Client {
 
     /// Like [`Self::send`], with a user context, or with no request at all (as a newer protocol's would look).
     pub async fn send_raw(&self, request: Option<Request>, user_context_id: u64) -> Pending {
-        let op_id = self.next_op.fetch_add(1, Relaxed);
-        let (sender, receiver) = oneshot::channel();
-        if let Some(waiting) = lock(&self.waiting).as_mut() {
-            waiting.insert(op_id, sender);
-        }
+        let op_id = self.op_id();
         let message = IfrtRequest {
             request_metadata: Some(RequestMetadata {
                 op_id,
@@ -225,10 +236,30 @@ impl Client {
             }),
             request,
         };
+        self.send_encoded(op_id, message.encode_to_vec().into())
+            .await
+    }
+
+    /// The next unused number of a request, for [`Self::send_encoded`].
+    pub fn op_id(&self) -> u64 {
+        self.next_op.fetch_add(1, Relaxed)
+    }
+
+    /// Sends bytes in a request's place, well formed or not. An answer to `op_id` comes through what is returned.
+    pub async fn send_encoded(&self, op_id: u64, message: Bytes) -> Pending {
+        let (sender, receiver) = oneshot::channel();
+        if let Some(waiting) = lock(&self.waiting).as_mut() {
+            waiting.insert(op_id, sender);
+        }
         if self.requests.send(message).await.is_err() {
             lock(&self.waiting).take();
         }
         Pending(receiver)
+    }
+
+    /// False once the session's stream has ended.
+    pub fn is_open(&self) -> bool {
+        lock(&self.waiting).is_some()
     }
 
     /// Sends a request and waits for its answer.

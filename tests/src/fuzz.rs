@@ -1,0 +1,168 @@
+//! Requests that are wrong in a place or two, by the thousand, against a running server.
+//!
+//! A [`Scene`] is a session with arrays, programs and futures in it, and makes a good request of every kind of the
+//! protocol. The run changes most of them (numbers, handles, nested serialized messages, whole fields, single bytes),
+//! sends them and counts what came back. A [`Witness`] works on in another session meanwhile and checks its results.
+
+pub mod mutate;
+pub mod random;
+pub mod report;
+pub mod scene;
+pub mod wire;
+pub mod witness;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::FutureExt as _;
+use prost::Message as _;
+use waystation_client::{Error, Pending};
+use waystation_proto::xla::ifrt::proxy::{IfrtRequest, RequestMetadata};
+
+use self::{random::Random, scene::KINDS};
+pub use self::{report::Report, scene::Scene, witness::Witness};
+
+/// Requests of one session, before the next one starts afresh.
+const SESSION_REQUESTS: usize = 64;
+/// How often other changes are looked for when the changed bytes do not decode.
+const DECODABLE_TRIES: usize = 8;
+/// How long the answers of a session are waited for that come late or never. What waits for bytes nobody stores is
+/// answered by the session's end alone.
+const LAST_ANSWERS: Duration = Duration::from_millis(500);
+
+/// What to send.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// The run follows from it.
+    pub seed: u64,
+    /// How many requests.
+    pub requests: usize,
+    /// Whether programs and compile options are damaged as well.
+    pub programs: bool,
+}
+
+impl Plan {
+    /// The plan of a test: `requests`, or what `WAYSTATION_FUZZ_REQUESTS` says; the seed from `WAYSTATION_FUZZ_SEED`, or 1.
+    /// `WAYSTATION_FUZZ_PROGRAMS=1` damages programs.
+    pub fn from_environment(requests: usize) -> Self {
+        let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
+        Self {
+            seed: number("WAYSTATION_FUZZ_SEED").unwrap_or(1),
+            requests: number("WAYSTATION_FUZZ_REQUESTS")
+                .and_then(|n| usize::try_from(n).ok())
+                .unwrap_or(requests),
+            programs: number("WAYSTATION_FUZZ_PROGRAMS") == Some(1),
+        }
+    }
+}
+
+/// Sends the plan's requests to the server at `host:port`.
+///
+/// # Errors
+/// When the server does not take a new session or no longer answers good requests at a session's start.
+pub async fn run(address: &str, plan: Plan) -> Result<Report, Error> {
+    let mut random = Random::new(plan.seed);
+    let mut report = Report::new(plan.seed);
+    let mut sent = 0;
+    while sent < plan.requests {
+        let mut scene = Scene::open(address).await?;
+        report.sessions += 1;
+        let mut waiting = Vec::new();
+        for _ in 0..SESSION_REQUESTS.min(plan.requests - sent) {
+            sent += 1;
+            // Every kind in turn, in an order of chance within each session.
+            let kind = random.below(KINDS);
+            let Ok(seed) = scene.request(kind, &mut random).await else {
+                // The session has lost what this kind needs: handles that a wrong request has ended.
+                report.unmade += 1;
+                continue;
+            };
+            let name = scene::name(&seed);
+            let op_id = scene.client.op_id();
+            let message = IfrtRequest {
+                request_metadata: Some(RequestMetadata {
+                    op_id,
+                    user_context_id: random.any() >> random.below(64),
+                }),
+                request: Some(seed),
+            };
+            let mut bytes = change(&message, &mut scene, plan, &mut random);
+            // Bytes that do not decode end the session, so most of them give way to others.
+            for _ in 0..DECODABLE_TRIES {
+                if IfrtRequest::decode(bytes.clone()).is_ok() || random.one_in(8) {
+                    break;
+                }
+                bytes = change(&message, &mut scene, plan, &mut random);
+            }
+            // The server decodes with the same code.
+            let (decoded, op_id) = match IfrtRequest::decode(bytes.clone()) {
+                Ok(message) => {
+                    report.decoded(name, message.request.as_ref().map(scene::name));
+                    let op_id = message.request_metadata.unwrap_or_default().op_id;
+                    (true, op_id)
+                }
+                Err(_) => {
+                    report.undecodable(name);
+                    (false, 0)
+                }
+            };
+            let pending = scene.client.send_encoded(op_id, bytes).await;
+            if decoded {
+                waiting.push((name, pending));
+            }
+            if random.one_in(8) {
+                report.data(scene.data_call(&mut random).await);
+            }
+            if !scene.client.is_open() {
+                break;
+            }
+        }
+        collect(&scene, waiting, &mut report).await;
+    }
+    Ok(report)
+}
+
+/// Most requests are changed as trees of fields, some as bytes, some not at all.
+fn change(message: &IfrtRequest, scene: &mut Scene, plan: Plan, random: &mut Random) -> Bytes {
+    let mut bytes = message.encode_to_vec();
+    let compile = message
+        .request
+        .as_ref()
+        .is_some_and(|request| scene::name(request) == "CompileRequest");
+    match random.below(16) {
+        0 => {}
+        1 if plan.programs || !compile => mutate::damage(&mut bytes, random),
+        _ => {
+            let keep = if plan.programs {
+                |path: &[u64]| path.first() == Some(&1)
+            } else {
+                |path: &[u64]| {
+                    path.first() == Some(&1)
+                        || path.starts_with(&[13, 1])
+                        || path.starts_with(&[13, 2])
+                }
+            };
+            if let Some(mut fields) = wire::parse(&bytes) {
+                let original = fields.clone();
+                mutate::mutate(&mut fields, &scene.pool, random, keep);
+                scene.remember(&original, random);
+                bytes = wire::encode(&fields);
+            }
+        }
+    }
+    bytes.into()
+}
+
+async fn collect(scene: &Scene, waiting: Vec<(&'static str, Pending)>, report: &mut Report) {
+    let deadline = tokio::time::Instant::now() + LAST_ANSWERS;
+    // Answered in the order of the stream: what can be answered at once has been answered before it.
+    let _ = scene.client.call(scene.fence()).await;
+    for (name, pending) in waiting {
+        let mut answer = Box::pin(pending.wait());
+        let answer = match answer.as_mut().now_or_never() {
+            Some(answer) => Some(answer),
+            None => tokio::time::timeout_at(deadline, answer).await.ok(),
+        };
+        report.answer(name, answer.as_ref());
+    }
+}

@@ -1,0 +1,144 @@
+//! What a run has sent and what came back.
+
+use std::{collections::BTreeMap, fmt};
+
+use waystation_client::{Error, Response};
+
+/// Counts of one kind of request.
+#[derive(Clone, Debug, Default)]
+struct Kind {
+    decoded: u64,
+    undecodable: u64,
+    /// By status code; 0 is OK.
+    codes: BTreeMap<i32, u64>,
+    /// Open when the session ended, or ended with it.
+    unanswered: u64,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Of the run.
+    pub seed: u64,
+    /// Sessions opened.
+    pub sessions: u64,
+    /// Requests that could not be made, because the session had lost what they need.
+    pub unmade: u64,
+    /// Requests that decode as another kind, or as none.
+    pub other_kind: u64,
+    kinds: BTreeMap<&'static str, Kind>,
+    data: BTreeMap<(&'static str, i32), u64>,
+}
+
+impl Report {
+    /// An empty one.
+    pub fn new(seed: u64) -> Self {
+        Self {
+            seed,
+            sessions: 0,
+            unmade: 0,
+            other_kind: 0,
+            kinds: BTreeMap::new(),
+            data: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn decoded(&mut self, kind: &'static str, becomes: Option<&'static str>) {
+        self.kinds.entry(kind).or_default().decoded += 1;
+        self.other_kind += u64::from(becomes != Some(kind));
+    }
+
+    pub(super) fn undecodable(&mut self, kind: &'static str) {
+        self.kinds.entry(kind).or_default().undecodable += 1;
+    }
+
+    pub(super) fn answer(&mut self, kind: &'static str, answer: Option<&Result<Response, Error>>) {
+        let kind = self.kinds.entry(kind).or_default();
+        let code = match answer {
+            Some(Ok(_)) => Some(0),
+            Some(Err(error)) => error.code(),
+            None => None,
+        };
+        match code {
+            Some(code) => *kind.codes.entry(code).or_default() += 1,
+            None => kind.unanswered += 1,
+        }
+    }
+
+    pub(super) fn data(&mut self, call: (&'static str, i32)) {
+        *self.data.entry(call).or_default() += 1;
+    }
+
+    /// Requests sent.
+    pub fn sent(&self) -> u64 {
+        self.kinds.values().map(|k| k.decoded + k.undecodable).sum()
+    }
+
+    /// Requests that decoded.
+    pub fn decoded_total(&self) -> u64 {
+        self.kinds.values().map(|k| k.decoded).sum()
+    }
+
+    /// Answers with one status code, of requests and of data calls.
+    pub fn with_code(&self, code: i32) -> u64 {
+        let requests: u64 = self.kinds.values().filter_map(|k| k.codes.get(&code)).sum();
+        let data: u64 = self
+            .data
+            .iter()
+            .filter(|((_, c), _)| *c == code)
+            .map(|(_, count)| count)
+            .sum();
+        requests + data
+    }
+
+    /// The kinds that were sent and decoded.
+    pub fn kinds(&self) -> Vec<&'static str> {
+        self.kinds
+            .iter()
+            .filter(|(_, kind)| kind.decoded > 0)
+            .map(|(name, _)| *name)
+            .collect()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (sent, decoded) = (self.sent(), self.decoded_total());
+        writeln!(
+            f,
+            "seed {}: {sent} requests in {} sessions, {decoded} decoded ({} %), {} of them as another kind; {} not made",
+            self.seed,
+            self.sessions,
+            decoded * 100 / sent.max(1),
+            self.other_kind,
+            self.unmade,
+        )?;
+        writeln!(
+            f,
+            "{:50} {:>8} {:>8} {:>8}  answers by code",
+            "kind", "decoded", "damaged", "open"
+        )?;
+        for (name, kind) in &self.kinds {
+            write!(
+                f,
+                "{name:50} {:>8} {:>8} {:>8} ",
+                kind.decoded, kind.undecodable, kind.unanswered
+            )?;
+            for (code, count) in &kind.codes {
+                write!(f, " {}:{count}", code_name(*code))?;
+            }
+            writeln!(f)?;
+        }
+        for ((call, code), count) in &self.data {
+            writeln!(f, "{call:50} {count:>8} {}", code_name(*code))?;
+        }
+        Ok(())
+    }
+}
+
+fn code_name(code: i32) -> String {
+    match code {
+        0 => "OK".to_owned(),
+        code => format!("{:?}", tonic::Code::from_i32(code)),
+    }
+}

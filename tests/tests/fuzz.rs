@@ -1,0 +1,80 @@
+//! Damaged requests against a proxy and workers in this process. `runtime/cli/tests/abuse.rs` does the same to processes.
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use waystation_tests::{
+    cluster::Cluster,
+    fuzz::{self, Plan, Scene, Witness, random::Random, scene::KINDS},
+};
+
+/// What is answered UNIMPLEMENTED or, since only one is allowed, refused.
+const NOT_SERVED: [&str; 8] = [
+    "InitRequest",
+    "BitcastArraysRequest",
+    "ReshardArraysRequest",
+    "LoadedExecutableCostAnalysisRequest",
+    "LoadedExecutableMpmdMetadataRequest",
+    "LoadedExecutableMpmdCostAnalysisRequest",
+    "LoadedHostCallbackPollRequest",
+    "LoadedHostCallbackReturnRequest",
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_good_request_of_every_kind_is_served() {
+    let cluster = Cluster::start(1, 2).await;
+    let mut scene = Scene::open(&cluster.proxy).await.expect("a scene");
+    let mut random = Random::new(1);
+    let mut kinds = BTreeSet::new();
+    for kind in 0..KINDS {
+        // Each kind has variants.
+        for _ in 0..4 {
+            let request = scene
+                .request(kind, &mut random)
+                .await
+                .expect("the scene makes it");
+            let name = fuzz::scene::name(&request);
+            kinds.insert(name);
+            let answer = scene.client.call(request).await;
+            if !NOT_SERVED.contains(&name) {
+                answer.unwrap_or_else(|e| panic!("{name}: {e}"));
+            }
+        }
+    }
+    assert_eq!(kinds.len(), KINDS);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn damaged_requests_end_nothing_but_their_own_session() {
+    // Tasks that panic take their session with them and nobody else; they must not panic at all.
+    let panics = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&panics);
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        count.fetch_add(1, Relaxed);
+        before(info);
+    }));
+    let cluster = Cluster::start(1, 2).await;
+    let witness = Witness::start(&cluster.proxy).await.expect("a witness");
+    let plan = Plan::from_environment(2000);
+    let report = fuzz::run(&cluster.proxy, plan).await;
+    witness.more(1).await;
+    let rounds = witness.end().await;
+    let report = report.expect("the server takes sessions and good requests to the end");
+    eprintln!("{report}the other session did {rounds:?} rounds meanwhile");
+    assert_eq!(panics.load(Relaxed), 0, "something panicked");
+    assert!(rounds.expect("every result of the other session is right") > 0);
+    assert!(
+        report.decoded_total() * 2 >= report.sent(),
+        "fewer than half of the requests decode"
+    );
+    assert_eq!(report.kinds().len(), KINDS, "a kind of request is missing");
+    assert_eq!(report.with_code(15), 0, "DATA_LOSS: a worker was lost");
+    cluster.wait_until_empty(Duration::from_secs(10)).await;
+}
