@@ -15,6 +15,8 @@ use crate::status::{self, Status};
 
 /// Sizes above this are refused before anything is allocated: no host holds such an array.
 const MAX_ELEMENTS: i64 = 1 << 48;
+/// Dimensions above this are refused: several times NumPy's limit, which is JAX's.
+const MAX_RANK: usize = 256;
 /// Devices a sharding may name.
 const MAX_DEVICES: usize = 1 << 16;
 
@@ -106,6 +108,12 @@ pub(crate) fn dims(shape: Option<&ShapeProto>) -> Result<Vec<i64>, Status> {
 
 /// See [`dims`].
 pub(crate) fn check_dims(dims: &[i64]) -> Result<(), Status> {
+    if dims.len() > MAX_RANK {
+        return Err(status::invalid_argument(format!(
+            "a shape of {} dimensions, at most {MAX_RANK} are taken",
+            dims.len()
+        )));
+    }
     let mut elements: i64 = 1;
     for &dim in dims {
         if dim < 0 {
@@ -347,7 +355,22 @@ pub(crate) fn sharding(sharding: Option<&ShardingProto>) -> Result<Sharding, Sta
             sharding.devices.len()
         )));
     }
+    if let Some(twice) = named_twice(&sharding.devices) {
+        return Err(status::invalid_argument(format!(
+            "a sharding that names device {twice} twice"
+        )));
+    }
     Ok(sharding)
+}
+
+/// A device that a list has more than once.
+fn named_twice(devices: &[i32]) -> Option<i32> {
+    let mut sorted = devices.to_vec();
+    sorted.sort_unstable();
+    sorted
+        .windows(2)
+        .find(|pair| pair[0] == pair[1])
+        .map(|pair| pair[0])
 }
 
 #[cfg(test)]
@@ -403,6 +426,8 @@ mod tests {
         assert!(check_dims(&[1 << 30, 1 << 30]).is_err());
         assert!(check_dims(&[-1]).is_err());
         assert!(check_dims(&[1 << 20, 1 << 20]).is_ok());
+        assert!(check_dims(&[1; MAX_RANK]).is_ok());
+        assert!(check_dims(&[1; MAX_RANK + 1]).is_err());
     }
 
     #[test]
@@ -439,6 +464,9 @@ mod tests {
             vec![vec![5, 4], vec![5, 4]]
         );
         assert!(!unreduced.is_fully_replicated(&[5, 4]));
+        let twice = sharding_in.moved(vec![3, 3], None);
+        let error = sharding(Some(&twice.to_proto())).expect_err("one device twice");
+        assert!(error.message.contains("device 3 twice"), "{error:?}");
         let broken = ShardingProto {
             serialized_sharding: Some(Serialized {
                 type_name: HLO_SHARDING.into(),

@@ -11,10 +11,16 @@ const USER_CONTEXT_KEY: &str = "type.googleapis.com/ifrt.UserContext";
 /// What a request answers when it fails.
 pub(crate) type Status = StatusProto;
 
+/// The longest message made here, in bytes: it may repeat what a request says, and requests may say much.
+const MAX_MESSAGE_BYTES: usize = 8 << 10;
+/// The longest message of a call outside the session stream, in bytes. It travels in a header, of which clients take 8 KiB,
+/// and is spelled with up to three bytes for one.
+const MAX_HEADER_MESSAGE_BYTES: usize = 2 << 10;
+
 fn status(code: Code, message: impl Into<String>) -> Status {
     Status {
         code: code as i32,
-        message: message.into(),
+        message: shortened(message.into(), MAX_MESSAGE_BYTES),
         payload: Default::default(),
     }
 }
@@ -80,7 +86,28 @@ pub(crate) fn check(status: Option<Status>) -> Result<(), Status> {
 
 /// For a gRPC method outside the session stream.
 pub(crate) fn to_tonic(status: &Status) -> tonic::Status {
-    tonic::Status::new(tonic::Code::from_i32(status.code), status.message.clone())
+    let message = shortened(status.message.clone(), MAX_HEADER_MESSAGE_BYTES);
+    tonic::Status::new(tonic::Code::from_i32(status.code), message)
+}
+
+/// The error of a client's stream. tonic calls a message that does not decode an internal error of the server, which is not
+/// what a client may take it for.
+pub(crate) fn malformed(error: tonic::Status) -> tonic::Status {
+    match error.code() {
+        tonic::Code::Internal => tonic::Status::invalid_argument(error.message()),
+        _ => error,
+    }
+}
+
+fn shortened(mut message: String, limit: usize) -> String {
+    if message.len() > limit {
+        let end = (0..=limit).rev().find(|&end| message.is_char_boundary(end));
+        message.truncate(end.unwrap_or(0));
+        // A request may be hundreds of megabytes; what is kept must not hold them.
+        message.shrink_to_fit();
+        message.push_str(" ...");
+    }
+    message
 }
 
 /// A gRPC failure towards a worker, as the client sees it.
@@ -115,6 +142,17 @@ mod tests {
         for (status, code) in table {
             assert_eq!(status.code, code, "{}", status.message);
         }
+    }
+
+    #[test]
+    fn long_messages_are_cut_between_characters() {
+        let long = invalid_argument("é".repeat(100_000)).message;
+        assert!(long.len() <= MAX_MESSAGE_BYTES + 4, "{}", long.len());
+        assert!(long.ends_with("é ..."));
+        let header = to_tonic(&invalid_argument(format!("x{}", "é".repeat(5000))));
+        assert!(header.message().len() <= MAX_HEADER_MESSAGE_BYTES + 4);
+        assert!(header.message().ends_with("é ..."));
+        assert_eq!(invalid_argument("short").message, "short");
     }
 
     #[test]
