@@ -108,6 +108,7 @@ impl Worker for Service {
                     size_bytes,
                 }),
             data,
+            ..
         }) = first
         else {
             return Err(Status::invalid_argument(
@@ -329,11 +330,14 @@ async fn receive(
         };
         data[filled..end].copy_from_slice(&bytes);
         filled = end;
-        next = frames
-            .message()
-            .await
-            .map_err(Receive::Broken)?
-            .map(|frame| frame.data);
+        next = match frames.message().await.map_err(Receive::Broken)? {
+            Some(frame) if frame.given_up => {
+                return Err(Receive::Broken(Status::cancelled(format!(
+                    "the sender gave transfer {transfer} up"
+                ))));
+            }
+            frame => frame.map(|frame| frame.data),
+        };
     }
     if filled == size {
         return Ok(data);
@@ -362,6 +366,7 @@ fn frames(
         Ok(DataFrame {
             header,
             data: bytes.slice(start..end),
+            given_up: false,
         })
     })
 }

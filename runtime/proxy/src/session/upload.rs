@@ -131,7 +131,7 @@ impl PendingPut {
                 transfer: self.transfer,
                 size_bytes,
             }),
-            data: bytes::Bytes::new(),
+            ..Default::default()
         };
         let (frames, queue) = mpsc::channel(FRAMES);
         let mut data = self.link.data();
@@ -149,10 +149,22 @@ impl PendingPut {
                 if frames.send(frame).await.is_err() {
                     return Ok(());
                 }
-                next = buffer
-                    .chunk(index)
-                    .await?
-                    .map(|data| DataFrame { header: None, data });
+                let data = match buffer.chunk(index).await {
+                    Ok(data) => data,
+                    Err(status) => {
+                        // To the worker a stream that just ended would be one that lied about its size.
+                        let give_up = DataFrame {
+                            given_up: true,
+                            ..Default::default()
+                        };
+                        let _ = frames.send(give_up).await;
+                        return Err(status);
+                    }
+                };
+                next = data.map(|data| DataFrame {
+                    data,
+                    ..Default::default()
+                });
                 index += 1;
             }
             Ok(())

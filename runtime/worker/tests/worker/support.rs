@@ -369,17 +369,46 @@ impl Session {
             .map(|chunk| DataFrame {
                 header: header.take(),
                 data: Bytes::copy_from_slice(chunk),
+                given_up: false,
             })
             .collect();
         if frames.is_empty() {
             frames.push(DataFrame {
                 header,
                 data: Bytes::new(),
+                given_up: false,
             });
         }
         self.client
             .clone()
             .put_data(tokio_stream::iter(frames))
+            .await
+            .map(|_| ())
+    }
+
+    /// Begins a transfer of `announced` bytes, sends `bytes` and gives up.
+    pub(crate) async fn give_up(
+        &self,
+        transfer: u64,
+        bytes: &[u8],
+        announced: u64,
+    ) -> Result<(), tonic::Status> {
+        let first = DataFrame {
+            header: Some(DataHeader {
+                epoch: self.epoch,
+                transfer,
+                size_bytes: announced,
+            }),
+            data: Bytes::copy_from_slice(bytes),
+            given_up: false,
+        };
+        let last = DataFrame {
+            given_up: true,
+            ..DataFrame::default()
+        };
+        self.client
+            .clone()
+            .put_data(tokio_stream::iter([first, last]))
             .await
             .map(|_| ())
     }

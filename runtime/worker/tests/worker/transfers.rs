@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use waystation_proto::{
-    tensorflow::error::Code,
+    tensorflow::{StatusProto, error::Code},
     waystation::worker::{CancelPut, FetchDataRequest, Op, Pull, Put, Read, Strides, op},
     xla::PrimitiveType,
 };
@@ -194,6 +194,28 @@ async fn lying_transfers_fail_their_put_alone() {
     // An absurd size is refused before memory is asked for.
     assert!(session.put_data(4, &[], 1, u64::MAX).await.is_err());
     assert_eq!(session.read_f32(20).await, [4.0]);
+    worker.stop().await;
+}
+
+/// A sender that says that it gives up may have its reasons told by the op stream.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transfer_given_up_waits_for_the_op_that_says_why() {
+    let worker = Worker::start().await;
+    let mut session = worker.session(1).await;
+    expect_bytes(&session, 1, 11, 1000).await;
+    let status = session.give_up(1, &pattern(500), 1000).await.unwrap_err();
+    assert_eq!(status.code(), tonic::Code::Cancelled, "{status:?}");
+    session
+        .send(op::Op::CancelPut(CancelPut {
+            transfer: 1,
+            status: Some(StatusProto {
+                code: Code::FailedPrecondition as i32,
+                ..StatusProto::default()
+            }),
+        }))
+        .await;
+    let status = session.read(11).await.unwrap_err();
+    assert_eq!(status.code, Code::FailedPrecondition as i32, "{status:?}");
     worker.stop().await;
 }
 
