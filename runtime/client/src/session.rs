@@ -10,7 +10,10 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use prost::Message as _;
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::AbortHandle,
+};
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
 use tonic::{
     client::Grpc,
@@ -50,7 +53,7 @@ const OFFER: [IfrtProxyVersion; 2] = [
 
 type Waiting = Arc<Mutex<Option<HashMap<u64, oneshot::Sender<IfrtResponse>>>>>;
 
-/// A session that is open. Dropped, it ends, and the server frees what it held.
+/// A session that is open. Dropped, it is cancelled as jaxlib does it, and the server frees what it held.
 #[derive(Debug)]
 pub struct Client {
     control: GrpcIfrtServiceClient<Channel>,
@@ -61,6 +64,13 @@ pub struct Client {
     next_handle: AtomicU64,
     init: InitResponse,
     init_metadata: ResponseMetadata,
+    reader: AbortHandle,
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
 }
 
 /// An answer on its way.
@@ -172,7 +182,7 @@ impl Client {
             .into_inner();
         let waiting: Waiting = Arc::new(Mutex::new(Some(HashMap::new())));
         let table = Arc::clone(&waiting);
-        tokio::spawn(async move {
+        let reader = tokio::spawn(async move {
             while let Some(Ok(reply)) = replies.next().await {
                 let op_id = reply.response_metadata.as_ref().map_or(0, |m| m.op_id);
                 if let Some(sender) = lock(&table)
@@ -185,7 +195,8 @@ impl Client {
             }
             // Everybody who still waits hears that the session has ended.
             lock(&table).take();
-        });
+        })
+        .abort_handle();
         let mut client = Self {
             control,
             data,
@@ -195,6 +206,7 @@ impl Client {
             next_handle: AtomicU64::new(1),
             init: InitResponse::default(),
             init_metadata: ResponseMetadata::default(),
+            reader,
         };
         let init = client.send(Request::InitRequest(InitRequest {})).await;
         let reply = init.reply().await?;

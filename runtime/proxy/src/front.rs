@@ -29,7 +29,9 @@ use crate::{
     host_buffers::{HostBuffers, HostMemory, Outgoing, Transfer},
     link::FRAME_BYTES,
     session::{REPLY_QUEUE, Session, Shared},
-    status, version,
+    status,
+    until::until,
+    version,
 };
 
 /// Metadata keys of the protocol.
@@ -85,6 +87,7 @@ impl Front {
         OpenSession {
             id,
             sessions: Arc::clone(&self.sessions),
+            buffers: Arc::clone(buffers),
             counters: Arc::clone(&self.shared.counters),
         }
     }
@@ -116,12 +119,15 @@ impl Front {
 struct OpenSession {
     id: u64,
     sessions: Sessions,
+    buffers: Arc<HostBuffers>,
     counters: Arc<Counters>,
 }
 
 impl Drop for OpenSession {
     fn drop(&mut self) {
         lock(&self.sessions).remove(&self.id);
+        // Calls of the data service may outlive the session.
+        self.buffers.end();
         Counters::sub(&self.counters.sessions, 1);
     }
 }
@@ -180,13 +186,20 @@ impl GrpcIfrtService for Front {
         let metadata = GrpcHostBufferStoreMetadata::decode(metadata)
             .map_err(|e| Status::invalid_argument(format!("malformed {STORE_METADATA}: {e}")))?;
         let size = buffer_size(&metadata)?;
-        let store = self
-            .buffers(metadata.session_id)?
+        let buffers = self.buffers(metadata.session_id)?;
+        let end = buffers.ended();
+        let store = buffers
             .store(metadata.handle, size)
             .map_err(|e| status::to_tonic(&e))?;
         let mut chunks = request.into_inner();
-        while let Some(chunk) = chunks.next().await {
-            let data = chunk?.data;
+        loop {
+            let chunk = tokio::select! {
+                chunk = chunks.next() => chunk,
+                // The client may keep this stream open for ever.
+                () = end.cancelled() => return Err(session_ended()),
+            };
+            let Some(chunk) = chunk else { break };
+            let data = chunk.map_err(status::malformed)?.data;
             Counters::add(&self.shared.counters.stored_bytes, data.len() as u64);
             store.push(data).await.map_err(|e| status::to_tonic(&e))?;
         }
@@ -199,22 +212,29 @@ impl GrpcIfrtService for Front {
         request: Request<GrpcHostBufferLookupRequest>,
     ) -> Result<Response<Self::HostBufferLookupStream>, Status> {
         let request = request.into_inner();
-        let outgoing = self
-            .buffers(request.session_id)?
+        let buffers = self.buffers(request.session_id)?;
+        let outgoing = buffers
             .lookup(request.handle)
             .map_err(|e| status::to_tonic(&e))?;
         let (stream, size) = match &*outgoing {
             Outgoing::AtWorker(transfer) => (
                 match &transfer.inline {
                     Some(bytes) => frames(bytes.clone()),
-                    None => relay(Arc::clone(&outgoing), transfer).await?,
+                    None => {
+                        let frames = relay(Arc::clone(&outgoing), transfer).await?;
+                        until(frames, buffers.ended(), Err(session_ended()))
+                    }
                 },
                 transfer.size_bytes,
             ),
-            Outgoing::Here(strings) => (
-                frames(strings.bytes().clone()),
-                strings.bytes().len() as u64,
-            ),
+            Outgoing::Here(strings) => {
+                let bytes = strings.bytes();
+                let frames = frames(bytes.clone());
+                (
+                    until(frames, buffers.ended(), Err(session_ended())),
+                    bytes.len() as u64,
+                )
+            }
         };
         Counters::add(&self.shared.counters.fetched_bytes, size);
         Ok(Response::new(stream))
@@ -267,6 +287,10 @@ fn buffer_size(metadata: &GrpcHostBufferStoreMetadata) -> Result<u64, Status> {
     u64::try_from(metadata.buffer_size).map_err(|_| {
         Status::invalid_argument(format!("a host buffer of {} bytes", metadata.buffer_size))
     })
+}
+
+fn session_ended() -> Status {
+    Status::unavailable("the session has ended")
 }
 
 /// What is here already.

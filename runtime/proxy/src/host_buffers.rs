@@ -22,6 +22,7 @@ use std::{
 
 use bytes::Bytes;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     counters::Counters,
@@ -261,6 +262,7 @@ pub(crate) struct HostBuffers {
     entries: Mutex<HashMap<u64, Entry>>,
     opened: Instant,
     verdict: OnceLock<Status>,
+    end: CancellationToken,
 }
 
 impl HostBuffers {
@@ -270,6 +272,7 @@ impl HostBuffers {
             entries: Mutex::new(HashMap::new()),
             opened: Instant::now(),
             verdict: OnceLock::new(),
+            end: CancellationToken::new(),
         }
     }
 
@@ -287,6 +290,19 @@ impl HostBuffers {
     /// Why the session is refused everything, where it is.
     pub(crate) fn verdict(&self) -> Option<&Status> {
         self.verdict.get()
+    }
+
+    /// Cancelled when the session has ended.
+    pub(crate) fn ended(&self) -> CancellationToken {
+        self.end.clone()
+    }
+
+    /// Lets go of all there is, and has the calls that still move bytes give up.
+    pub(crate) fn end(&self) {
+        self.end.cancel();
+        // Dropped outside the lock.
+        let entries = std::mem::take(&mut *lock(&self.entries));
+        drop(entries);
     }
 
     /// The bound on memory.

@@ -20,6 +20,7 @@ mod session;
 mod status;
 mod status_page;
 mod strings;
+mod until;
 mod version;
 
 pub use config::{Config, DEFAULT_HOST_BUFFER_MEMORY_BYTES};

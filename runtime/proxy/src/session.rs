@@ -168,6 +168,7 @@ impl Session {
 
     /// Serves the stream to its end.
     pub(crate) async fn run(mut self, mut requests: tonic::Streaming<IfrtRequest>) {
+        let replies = Arc::clone(&self.replies);
         loop {
             let request = tokio::select! {
                 // Ended tasks are taken out as they end, so that the set does not grow.
@@ -177,11 +178,18 @@ impl Session {
             };
             match request {
                 Some(Ok(request)) => {
-                    self.serve(request).await;
+                    tokio::select! {
+                        biased;
+                        () = self.serve(request) => {}
+                        // What the request waits for (a place among those awaited) may never come; the client's end must.
+                        () = replies.closed() => break,
+                    }
                     self.usage.arrays(self.values.len());
                 }
                 Some(Err(error)) => {
                     tracing::info!(session = self.id, %error, "session stream ended");
+                    // Of a message that does not decode the client is told; else it is gone.
+                    replies.break_off(status::malformed(error));
                     break;
                 }
                 None => break,

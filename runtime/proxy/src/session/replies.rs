@@ -83,6 +83,11 @@ impl Replies {
         }));
     }
 
+    /// Ends the client's stream with an error. One that does not read its replies does not hear of it.
+    pub(super) fn break_off(&self, error: tonic::Status) {
+        let _ = self.queue.try_send(Err(error));
+    }
+
     /// Ends when the client does not listen any more.
     pub(super) async fn closed(&self) {
         self.queue.closed().await;
