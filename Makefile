@@ -56,7 +56,7 @@ doc: need-cargo ## the Rust documentation, warnings are errors
 soak: build venv ## the slow tests: property tests with many cases, fuzzed requests in full, end-to-end tests marked slow
 	PROPTEST_CASES=20000 WAYSTATION_SOAK=1 $(CARGO) test --workspace --locked
 	WAYSTATION_FUZZ_REQUESTS=100000 $(CARGO) test --locked -p waystation-tests --test fuzz -- --nocapture
-	WAYSTATION_FUZZ_REQUESTS=100000 $(CARGO) test --locked -p waystation-cli --test abuse -- --nocapture
+	WAYSTATION_FUZZ_REQUESTS=100000 WAYSTATION_ABUSE_SESSIONS=1000 $(CARGO) test --locked -p waystation-cli --test abuse -- --nocapture
 	$(VENV)/bin/python -m pytest -q tests/python -m "slow or not slow"
 
 clean: ## remove build outputs and virtual environments

@@ -1,9 +1,11 @@
 //! Helpers of the whole-system tests. The tests themselves lie in `tests/tests` (Rust) and `tests/python` (real JAX
 //! clients against real processes).
 
+pub mod abuse;
 pub mod agreement;
 pub mod cluster;
 pub mod fuzz;
 pub mod jaxlib;
 pub mod null_server;
 pub mod processes;
+pub mod raw;

@@ -135,21 +135,29 @@ impl Processes {
     /// # Panics
     /// When it still does after a while.
     pub fn wait_until_empty(&self, sessions: u64) {
-        let since = Instant::now();
-        loop {
+        self.wait_until("the clients' arrays, buffers and sessions are gone", || {
             let status = self.status();
-            let held = (
-                status["sessions"].as_u64(),
-                status["host_buffer_memory_bytes"].as_u64(),
-                status["totals"]["array_bytes"].as_u64(),
-                status["totals"]["shards"].as_u64(),
-            );
-            if held == (Some(sessions), Some(0), Some(0), Some(0)) {
-                return;
-            }
+            let held = [
+                &status["sessions"],
+                &status["host_buffer_memory_bytes"],
+                &status["totals"]["array_bytes"],
+                &status["totals"]["shards"],
+            ];
+            held.map(serde_json::Value::as_u64) == [Some(sessions), Some(0), Some(0), Some(0)]
+        });
+    }
+
+    /// Waits until something holds.
+    ///
+    /// # Panics
+    /// When it still does not after a while.
+    pub fn wait_until(&self, what: &str, mut holds: impl FnMut() -> bool) {
+        let since = Instant::now();
+        while !holds() {
             assert!(
                 since.elapsed() < PATIENCE,
-                "sessions, host buffer bytes, array bytes and shards are still {held:?}"
+                "not true in time: {what}; status {}",
+                self.status()
             );
             thread::sleep(Duration::from_millis(50));
         }

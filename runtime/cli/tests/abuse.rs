@@ -7,6 +7,7 @@ use std::{
 };
 
 use waystation_tests::{
+    abuse,
     fuzz::{self, Plan, Witness, scene::KINDS},
     processes::{Process, Processes},
 };
@@ -82,4 +83,46 @@ async fn damaged_requests_leave_every_process_as_it_was() {
     assert_eq!(report.with_code(15), 0, "DATA_LOSS: a worker was lost");
     cluster.wait_until_empty(0);
     assert_unharmed(&cluster, &before);
+}
+
+/// `n`, or what a variable says.
+fn count(variable: &str, n: usize) -> usize {
+    env::var(variable)
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(n)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hostile_clients_leave_every_process_as_it_was() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let cluster = start(folder.path());
+    let address = cluster.proxy.as_str();
+    let sessions = count("WAYSTATION_ABUSE_SESSIONS", 50);
+    let witness = Witness::start(address).await.expect("a witness");
+    let mut before = Vec::new();
+    // What is kept for good is there after the first round.
+    for sessions in [20, sessions] {
+        before = parts(&cluster);
+        let rounds = witness.rounds();
+        abuse::headers(address).await;
+        abuse::claims(address).await;
+        abuse::resets(address, 10 * sessions).await;
+        abuse::never_used(address, sessions).await;
+        abuse::broken_streams(address).await;
+        abuse::broken_stores(address).await;
+        abuse::come_and_go(address, sessions).await;
+        witness.more(1).await;
+        assert!(witness.rounds() > rounds, "the witness has come to a halt");
+    }
+    let rounds = witness.end().await.expect("every result of the witness");
+    eprintln!("{sessions} sessions of each sort; the other session did {rounds} rounds meanwhile");
+    cluster.wait_until_empty(0);
+    assert_unharmed(&cluster, &before);
+    // Connections are closed a little after their clients.
+    for (name, was) in &before {
+        cluster.wait_until(&format!("{name} has closed its files"), || {
+            cluster.parts()[name].files <= was.files
+        });
+    }
 }
