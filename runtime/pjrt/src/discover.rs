@@ -84,6 +84,19 @@ pub fn resolve(spec: &str, python: Option<&Path>) -> Result<PathBuf, Error> {
 /// OpenBLAS, as the package `scipy-openblas32` brings it (BSD licence; LAPACK with 32-bit integers).
 const OPENBLAS: &str = "scipy_openblas32/lib/libscipy_openblas.so";
 
+/// The OpenBLAS in SciPy's wheel, which JAX's own CPU backend calls: with it results are those of native JAX to the bit. Its
+/// file name carries a hash; the one with 64-bit integers has another beginning.
+fn scipy_openblas(directory: &Path) -> Option<PathBuf> {
+    let files = std::fs::read_dir(directory.join("scipy.libs")).ok()?;
+    files
+        .filter_map(Result::ok)
+        .map(|file| file.path())
+        .find(|path| {
+            let name = path.file_name().and_then(|name| name.to_str());
+            name.is_some_and(|name| name.starts_with("libscipy_openblas-") && name.ends_with(".so"))
+        })
+}
+
 /// The LAPACK library for CPU plugins, looked for as [`resolve`] looks for plugins. Blocks as it does.
 ///
 /// # Errors
@@ -94,12 +107,13 @@ pub fn lapack(python: Option<&Path>) -> Result<PathBuf, Error> {
         Some(python) => vec![python.to_owned()],
         None => python::candidates(std::env::var_os("VIRTUAL_ENV"), std::env::var_os("PATH")),
     };
-    search(&[OPENBLAS], &interpreters).map_err(|looked| {
+    let named = |directory: &Path| Some(directory.join(OPENBLAS)).filter(|path| path.is_file());
+    search(&[&scipy_openblas, &named], &interpreters).map_err(|looked| {
         Error::own(
             Code::FailedPrecondition,
             FUNCTION,
             format!(
-                "no LAPACK found; looked for the package scipy-openblas32 in:{looked}\n\
+                "no LAPACK found; looked for SciPy's and for the package scipy-openblas32 in:{looked}\n\
                  install it with `pip install scipy-openblas32`, or name a library with --lapack=/path/libopenblas.so"
             ),
         )
@@ -123,12 +137,22 @@ fn resolve_in(spec: &str, interpreters: &[PathBuf]) -> Result<PathBuf, Error> {
             ),
         ));
     }
-    let libraries: Vec<_> = wanted.iter().map(|package| package.library).collect();
-    search(&libraries, interpreters).map_err(|looked| missing(spec, &wanted, &looked))
+    let named = |library: &'static str| {
+        move |directory: &Path| Some(directory.join(library)).filter(|path| path.is_file())
+    };
+    let finders: Vec<_> = wanted
+        .iter()
+        .map(|package| named(package.library))
+        .collect();
+    let finders: Vec<&Finder<'_>> = finders.iter().map(|finder| finder as &Finder<'_>).collect();
+    search(&finders, interpreters).map_err(|looked| missing(spec, &wanted, &looked))
 }
 
-/// The first of `libraries` that an interpreter's directories have, or where was looked, in lines.
-fn search(libraries: &[&str], interpreters: &[PathBuf]) -> Result<PathBuf, String> {
+/// Finds a library in a directory of packages.
+type Finder<'a> = dyn Fn(&Path) -> Option<PathBuf> + 'a;
+
+/// What the first of `finders` that finds something in an interpreter's directories finds, or where was looked, in lines.
+fn search(finders: &[&Finder<'_>], interpreters: &[PathBuf]) -> Result<PathBuf, String> {
     let mut looked = String::new();
     for interpreter in interpreters {
         let directories = match python::directories(interpreter) {
@@ -138,12 +162,9 @@ fn search(libraries: &[&str], interpreters: &[PathBuf]) -> Result<PathBuf, Strin
                 continue;
             }
         };
-        for library in libraries {
-            for directory in &directories {
-                let library = directory.join(library);
-                if library.is_file() {
-                    return Ok(library);
-                }
+        for finder in finders {
+            if let Some(library) = directories.iter().find_map(|directory| finder(directory)) {
+                return Ok(library);
             }
         }
         let directories: Vec<_> = directories
@@ -278,6 +299,16 @@ mod tests {
             .path()
             .join("site/scipy_openblas32/lib/libscipy_openblas.so");
         assert_eq!(lapack(Some(&python)), Ok(library));
+        let (root, python) = environment(&[
+            "scipy_openblas32/lib/libscipy_openblas.so",
+            "scipy.libs/libscipy_openblas64_-1a2b.so",
+            "scipy.libs/libscipy_openblas-1a2b.so",
+            "scipy.libs/libgfortran-1.so",
+        ]);
+        let of_scipy = root
+            .path()
+            .join("site/scipy.libs/libscipy_openblas-1a2b.so");
+        assert_eq!(lapack(Some(&python)), Ok(of_scipy), "what native JAX calls");
         let (root, python) = environment(&[]);
         let error = lapack(Some(&python)).expect_err("nothing there");
         let site = root.path().join("site").display().to_string();

@@ -38,7 +38,7 @@ pub(crate) struct ClusterArgs {
     /// Python interpreter whose packages hold the plugin [default: the command's, the virtual environment's, or python3]
     #[arg(long = "python", value_name = "PATH")]
     pub(crate) python: Option<PathBuf>,
-    /// LAPACK library for linear algebra with CPU plugins [default: that of the Python package scipy-openblas32]
+    /// LAPACK library for linear algebra with CPU plugins [default: SciPy's, or that of the Python package scipy-openblas32]
     #[arg(long = "lapack", value_name = "PATH")]
     pub(crate) lapack: Option<PathBuf>,
     /// Memory that arrays and executions may take of each device [default: no limit but the device's own]

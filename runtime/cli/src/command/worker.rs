@@ -41,7 +41,7 @@ pub(crate) struct Args {
     /// Devices to make, for CPU plugins
     #[arg(long = "devices_per_worker", alias = "devices", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) devices_per_worker: Option<u32>,
-    /// LAPACK library for linear algebra with CPU plugins [default: that of the Python package scipy-openblas32]
+    /// LAPACK library for linear algebra with CPU plugins [default: SciPy's, or that of the Python package scipy-openblas32]
     #[arg(long = "lapack", value_name = "PATH")]
     pub(crate) lapack: Option<PathBuf>,
     /// Bucket for compiled programs: gs://BUCKET/PREFIX, s3://..., file:///PATH or memory:// [default: memory://]
