@@ -37,7 +37,7 @@ use crate::{
     core::Core,
     outbox::Outbox,
     status::{self, Fault},
-    table::{Shard, Slot, Value},
+    table::{Origin, Shard, Slot, Value},
     usage::{Cause, Usage},
     window::Permit,
 };
@@ -232,6 +232,23 @@ impl Session {
             Wait {
                 missing,
                 held: slots.to_vec(),
+                then: Box::new(then),
+            },
+        );
+    }
+
+    /// Runs `then` when the execution that made a buffer has ended: at once if it has, or if there was none.
+    fn when_ended(&mut self, origin: &Origin, then: impl FnOnce(&mut Session) + 'static) {
+        let wait = self.mint();
+        if !origin.subscribe(wait) {
+            then(self);
+            return;
+        }
+        self.waits.insert(
+            wait,
+            Wait {
+                missing: 1,
+                held: Vec::new(),
                 then: Box::new(then),
             },
         );

@@ -192,6 +192,8 @@ pub(crate) struct Origin {
     maker: Maker,
     /// The making is known to have ended.
     done: Cell<bool>,
+    /// Waits to tell of that.
+    waits: RefCell<Vec<u64>>,
     fault: RefCell<Option<Fault>>,
 }
 
@@ -210,6 +212,7 @@ impl Origin {
             cause,
             maker,
             done: Cell::new(false),
+            waits: RefCell::default(),
             fault: RefCell::default(),
         })
     }
@@ -232,14 +235,24 @@ impl Origin {
         self.done.get() || matches!(self.maker, Maker::Op(_))
     }
 
-    /// Whether the execution that made the buffer is known to have ended well.
-    pub(crate) fn has_arrived(&self) -> bool {
-        self.done.get() && self.fault.borrow().is_none()
+    /// Whether an execution made the buffer: its end is when the buffer is ready, and its failure has a cause.
+    pub(crate) fn is_execution(&self) -> bool {
+        matches!(self.maker, Maker::Program(_))
     }
 
-    /// The execution has ended.
-    pub(crate) fn end(&self) {
+    /// Asks to be told of the execution's end by the number of a wait. Only one that has not ended keeps it; then `true`.
+    pub(crate) fn subscribe(&self, wait: u64) -> bool {
+        let open = !self.is_ready();
+        if open {
+            self.waits.borrow_mut().push(wait);
+        }
+        open
+    }
+
+    /// The execution has ended; returns the waits to tell.
+    pub(crate) fn end(&self) -> Vec<u64> {
         self.done.set(true);
+        self.waits.take()
     }
 
     /// The failure of the making, when it is known.
@@ -250,5 +263,10 @@ impl Origin {
     /// Notes the failure; the first one stays and is returned.
     pub(crate) fn fail(&self, fault: Fault) -> Fault {
         Arc::clone(self.fault.borrow_mut().get_or_insert(fault))
+    }
+
+    /// Says more of the failure.
+    pub(crate) fn amend(&self, fault: Fault) -> Fault {
+        Arc::clone(self.fault.borrow_mut().insert(fault))
     }
 }

@@ -36,13 +36,13 @@ pub(super) struct Launches {
 
 struct InFlight {
     /// Not to be destroyed while it runs.
-    _loaded: Arc<Loaded>,
+    loaded: Arc<Loaded>,
     origin: Rc<Origin>,
     /// Held until the end: the device reads them, whatever the client has dropped. A failure of their making is the cause of
     /// one here.
     inputs: Vec<Rc<Shard>>,
     /// The temporaries.
-    _room: Vec<Charge>,
+    room: Vec<Charge>,
     watch: u64,
 }
 
@@ -319,10 +319,10 @@ impl Session {
             &Arc::new(status::invalid("the plugin gave no buffer for this result")),
         );
         let record = InFlight {
-            _loaded: loaded,
+            loaded,
             origin,
             inputs,
-            _room: room,
+            room,
             watch: launch.watch,
         };
         self.launches.in_flight.insert(sequence, record);
@@ -335,26 +335,40 @@ impl Session {
     }
 
     fn launch_done(&mut self, sequence: u64, result: Result<(), Fault>) {
-        let Some(ended) = self.launches.in_flight.remove(&sequence) else {
+        let Some(record) = self.launches.in_flight.get(&sequence) else {
             return;
         };
-        let InFlight {
-            _loaded: loaded,
+        // A failure that came with the inputs may be heard of here first; the execution that caused it is to be named.
+        if result.is_err()
+            && let Some(open) = record.inputs.iter().find(|input| !input.origin.is_ready())
+        {
+            let origin = Rc::clone(&open.origin);
+            self.when_ended(&origin, move |session| {
+                session.launch_done(sequence, result)
+            });
+            return;
+        }
+        let Some(InFlight {
+            loaded,
             origin,
             inputs,
-            _room: room,
+            room,
             watch,
-        } = ended;
+        }) = self.launches.in_flight.remove(&sequence)
+        else {
+            return;
+        };
         let fault = result.err().map(|fault| {
             let cause = inputs.iter().find_map(|input| input.origin.fault());
-            let fault = cause.unwrap_or_else(|| {
-                let device = loaded.ordinals.first().copied().unwrap_or(0);
-                self.with_table_if_memory(fault, device, &origin.cause)
-            });
-            origin.fail(fault)
+            // Its results are no shards any more from here on.
+            let fault = origin.fail(cause.unwrap_or(fault));
+            let device = loaded.ordinals.first().copied().unwrap_or(0);
+            origin.amend(self.with_table_if_memory(fault, device, &origin.cause))
         });
-        origin.end();
         drop((inputs, room));
+        for wait in origin.end() {
+            self.progress(wait);
+        }
         if watch != 0 {
             self.watch_done(watch, fault);
         }

@@ -16,7 +16,7 @@ use crate::{
     dtype::Dtype,
     geometry, host,
     status::{self, Fault},
-    table::{Shard, Slot, Value},
+    table::{Origin, Shard, Slot, Value},
 };
 
 /// Shards up to this size are copied to the host on the dispatch thread; a task would cost more.
@@ -35,6 +35,8 @@ enum State {
         fetches: Vec<oneshot::Sender<Result<Bytes, Fault>>>,
         notify: bool,
         since: Instant,
+        /// What made the shard, once the copy has begun.
+        origin: Option<Rc<Origin>>,
     },
     Here(Result<Bytes, Fault>),
 }
@@ -69,6 +71,7 @@ impl Session {
                     fetches,
                     notify,
                     since: Instant::now(),
+                    origin: None,
                 },
             )
             .is_some()
@@ -96,6 +99,9 @@ impl Session {
         shard: &Shard,
         strides: Option<Vec<i64>>,
     ) {
+        if let Some(State::Coming { origin, .. }) = self.transfers.by_id.get_mut(&transfer) {
+            *origin = Some(Rc::clone(&shard.origin));
+        }
         let (core, serial) = (Arc::clone(&self.core), self.serial);
         let runtime = self.core.runtime.clone();
         let dims = shard.buffer.dims().to_vec();
@@ -152,15 +158,30 @@ impl Session {
         });
     }
 
-    fn read_done(&mut self, transfer: u64, result: Result<Bytes, Fault>) {
+    fn read_done(&mut self, transfer: u64, mut result: Result<Bytes, Fault>) {
         // Released before it was there: nobody wants it.
         let Some(state) = self.transfers.by_id.get_mut(&transfer) else {
             return;
         };
+        if result.is_err()
+            && let State::Coming {
+                origin: Some(origin),
+                ..
+            } = state
+        {
+            let origin = Rc::clone(origin);
+            if !origin.is_ready() {
+                // The shard's execution has failed, as will be heard; what it says names the cause.
+                self.when_ended(&origin, move |session| session.read_done(transfer, result));
+                return;
+            }
+            result = origin.fault().map_or(result, Err);
+        }
         let State::Coming {
             fetches,
             notify,
             since,
+            ..
         } = std::mem::replace(state, State::Here(result.clone()))
         else {
             return;

@@ -48,23 +48,26 @@ impl Session {
         }
     }
 
-    fn watch_buffer(&mut self, watch: u64, shard: &Rc<Shard>) {
-        if shard.origin.has_arrived() {
-            self.watch_part(watch, Ok(()));
-            return;
-        }
-        // The watch may be over; then nobody needs the event.
+    fn watch_buffer(&mut self, watch: u64, shard: &Shard) {
+        // The watch may be over; then nobody needs to hear of the buffer.
         if !self.watches.0.contains_key(&watch) {
             return;
         }
+        let origin = Rc::clone(&shard.origin);
+        if origin.is_execution() {
+            self.when_ended(&Rc::clone(&origin), move |session| {
+                session.watch_part(watch, origin.fault().map_or(Ok(()), Err));
+            });
+            return;
+        }
+        let user_context = origin.user_context();
         match shard.buffer.ready() {
             Err(error) => {
-                let fault = Arc::new(status::of_plugin(&error, shard.origin.user_context()));
+                let fault = Arc::new(status::of_plugin(&error, user_context));
                 self.watch_part(watch, Err(fault));
             }
             Ok(event) => {
                 let (core, serial) = (Arc::clone(&self.core), self.serial);
-                let user_context = shard.origin.user_context();
                 event.on_ready(move |result| {
                     let result =
                         result.map_err(|error| Arc::new(status::of_plugin(&error, user_context)));

@@ -310,3 +310,55 @@ async fn the_table_names_the_clients_own_arrays_and_sums_up_others() {
     assert_eq!(rows, [row(0, "other clients", 1, 800)]);
     worker.stop().await;
 }
+
+/// The plugin's own out of memory comes while an execution runs, and those that were given its result fail with it, in any
+/// order.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_cause_of_a_late_failure_is_named_however_soon_one_asks() {
+    let worker = Worker::start().await;
+    let mut session = worker.session(1).await;
+    session.compile(50, "too_large", &[0]).await.unwrap();
+    session.compile(51, "pick_first", &[0]).await.unwrap();
+    session.put(1, 0, &[1.0; 16]).await;
+    session.put(2, 0, &[1.0; 1]).await;
+    session
+        .compile(52, "first_of_too_large", &[0])
+        .await
+        .unwrap();
+    for round in 1..=20 {
+        let base = round * 100;
+        for (step, (executable, args)) in (0u64..).zip([
+            (50, vec![1]),
+            (52, vec![base]),
+            (51, vec![base + 1, 2]),
+            (51, vec![base + 2, 2]),
+            (51, vec![base + 3, 2]),
+        ]) {
+            let execute = Execute {
+                executable,
+                args,
+                first_result: base + step,
+                num_results: 1,
+                user_context: 1000 + step,
+                ..Execute::default()
+            };
+            session.send(op::Op::Execute(execute)).await;
+        }
+        let read = session.start_read(base + 4).await;
+        let watched = session.watch(&[base + 3]).await.unwrap_err();
+        let read = session.end_read(read).await.unwrap_err();
+        for status in [watched, read] {
+            assert_eq!(status.code, Code::ResourceExhausted as i32, "{status:?}");
+            assert_eq!(user_context(&status), Some("1000"), "{status:?}");
+            let (device, rows) = table(&status);
+            assert_eq!(device, "0 (cpu)");
+            assert!(
+                rows.contains(&(77, "device_put".to_owned(), 2, 68)),
+                "{rows:?}"
+            );
+            // What has failed takes nothing.
+            assert!(rows.iter().all(|row| row.3 < 1 << 40), "{rows:?}");
+        }
+    }
+    worker.stop().await;
+}
