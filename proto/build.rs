@@ -15,6 +15,7 @@ const ROOTS: &[&str] = &[
     "xla/python/pjrt_ifrt/xla_sharding.proto",
     "xla/python/pjrt_ifrt/pjrt_layout_serdes.proto",
     "xla/xla.proto",
+    "waystation/compile.proto",
     "waystation/executable.proto",
     "waystation/worker.proto",
     "waystation/scheduler.proto",
@@ -30,6 +31,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .bytes(".xla.ifrt.proxy.GrpcHostBufferStoreRequest")
         .bytes(".xla.ifrt.proxy.GrpcHostBufferLookupResponse")
         .bytes(".xla.ifrt.Serialized")
+        .bytes(".waystation.compile")
         .bytes(".waystation.worker")
         .boxed(".xla.ifrt.proxy.IfrtResponse.response.loaded_executable_metadata_response")
         .compile_fds(descriptors)?;

@@ -56,6 +56,10 @@ pub mod ifrt_proxy_contrib_pathways {
 /// Package `waystation`.
 pub mod waystation {
     tonic::include_proto!("waystation");
+    /// Package `waystation.compile`.
+    pub mod compile {
+        tonic::include_proto!("waystation.compile");
+    }
     /// Package `waystation.worker`.
     pub mod worker {
         tonic::include_proto!("waystation.worker");

@@ -115,6 +115,36 @@ def test_a_workers_death_is_told_with_its_last_lines(marker, tmp_path):
     nothing_left(marker)
 
 
+def compile_children(marker):
+    """The compile child of each worker, by the worker's process id."""
+    return {child.ppid(): child for child in processes(marker, "compile-child")}
+
+
+def test_a_compile_child_ends_with_its_worker(marker):
+    run = start(marker, "run", "--workers=2", "--", "sleep", "600")
+    children = wait_for(lambda: len(found := compile_children(marker)) == 2 and found, 30, "both workers have a child")
+    workers = {worker.pid: worker for worker in processes(marker, "worker")}
+    assert set(children) == set(workers), "a compile child is its worker's"
+    pid, child = children.popitem()
+    workers[pid].kill()
+    wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, 10, "the child ends with its worker")
+    assert run.poll() is None
+    run.terminate()
+    run.wait(30)
+    nothing_left(marker)
+
+
+def test_a_worker_without_a_compile_child_compiles(marker):
+    code = CONNECT + "print('value', float(jax.jit(lambda x: x * 2)(21.0)), flush=True); sys.stdin.readline()"
+    flags = ["--compile_in_child=false"]
+    run = start(marker, "run", *flags, "--", sys.executable, "-c", code, stdin=subprocess.PIPE)
+    assert run.stdout.readline() == "value 42.0\n"
+    assert not compile_children(marker)
+    run.communicate("\n", timeout=30)
+    assert run.returncode == 0
+    nothing_left(marker)
+
+
 LOSES_ITS_WORKER = CONNECT + """
 x = jnp.arange(8.0)
 print("ready", float(x.sum()), flush=True)

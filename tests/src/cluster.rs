@@ -56,6 +56,27 @@ impl Cluster {
         devices: i64,
         change: impl FnOnce(&mut waystation_proxy::Config),
     ) -> Self {
+        Self::start_changed(workers, devices, |_| {}, change).await
+    }
+
+    /// Like [`Self::start`], with each worker's configuration changed.
+    ///
+    /// # Panics
+    /// As [`Self::start`].
+    pub async fn start_with_workers(
+        workers: u32,
+        devices: i64,
+        change: impl Fn(&mut waystation_worker::Config),
+    ) -> Self {
+        Self::start_changed(workers, devices, change, |_| {}).await
+    }
+
+    async fn start_changed(
+        workers: u32,
+        devices: i64,
+        change_worker: impl Fn(&mut waystation_worker::Config),
+        change_proxy: impl FnOnce(&mut waystation_proxy::Config),
+    ) -> Self {
         let stop = CancellationToken::new();
         let manager = listener();
         let manager_address = manager.local_addr().expect("bound").to_string();
@@ -74,7 +95,7 @@ impl Cluster {
         for task in 0..workers {
             let listener = listener();
             addresses.push(listener.local_addr().expect("bound"));
-            let config = waystation_worker::Config {
+            let mut config = waystation_worker::Config {
                 listener,
                 advertise: None,
                 resource_manager: Some(manager_address.clone()),
@@ -86,8 +107,10 @@ impl Cluster {
                 lapack: None,
                 cache: waystation_cache::Config::default(),
                 environment: Vec::new(),
+                compile_child: None,
                 limits: waystation_worker::Limits::default(),
             };
+            change_worker(&mut config);
             tokio::spawn(waystation_worker::serve(config, stop.clone()));
         }
         let listener = listener();
@@ -96,7 +119,7 @@ impl Cluster {
         let page = self::listener();
         let status = page.local_addr().expect("bound");
         config.status_listener = Some(page);
-        change(&mut config);
+        change_proxy(&mut config);
         tokio::spawn(waystation_proxy::serve(config, stop.clone()));
         Self {
             proxy,

@@ -9,7 +9,9 @@ use clap::{
 
 use crate::{
     argv::{self, parse_bool},
-    command::{doctor, proxy, resource_manager, run, server, status, tied, up, worker},
+    command::{
+        compile_child, doctor, proxy, resource_manager, run, server, status, tied, up, worker,
+    },
     error::Failure,
     pathways::{self, Image},
 };
@@ -41,6 +43,8 @@ pub(crate) enum Command {
     Server(server::Args),
     #[command(hide = true)]
     Tied(tied::Args),
+    #[command(hide = true)]
+    CompileChild(compile_child::Args),
 }
 
 /// What every long-running role takes.

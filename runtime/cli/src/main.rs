@@ -25,7 +25,7 @@ mod threads;
 use std::process::ExitCode;
 
 use args::{Command, Parsed, Stop};
-use command::{doctor, proxy, resource_manager, run, status, tied, up, worker};
+use command::{compile_child, doctor, proxy, resource_manager, run, status, tied, up, worker};
 use error::Failure;
 
 fn main() -> ExitCode {
@@ -60,6 +60,7 @@ fn perform(parsed: Parsed) -> Result<u8, Failure> {
         Command::Up(args) => on_this_thread(up::run(args, parsed.xla_flags)),
         Command::Status(args) => on_this_thread(status::run(args)).map(|()| 0),
         Command::Doctor(args) => on_this_thread(doctor::run(args)),
+        Command::CompileChild(_) => Err(compile_child::run()),
         Command::Tied(args) => Err(tied::run(args)),
         Command::Server(_) => Err(Failure::internal("server was not resolved to a role")),
     }

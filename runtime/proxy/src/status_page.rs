@@ -215,6 +215,8 @@ fn counters(s: &WorkerStatus) -> Value {
         "watch_seconds": s.watch_seconds,
         "reads": s.reads,
         "read_seconds": s.read_seconds,
+        "compiler_deaths": s.compiler_deaths,
+        "compiling_in_child": s.compiling_in_child,
     })
 }
 

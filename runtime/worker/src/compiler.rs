@@ -1,151 +1,32 @@
 //! From a client's program to an executable on this worker's devices: the cache, then the plugin. Runs beside the dispatch
 //! thread; compiles and loads take their turns on threads that may block.
 
+mod loaded;
+
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
+    sync::{Arc, Mutex, PoisonError, Weak},
     time::Instant,
 };
 
 use bytes::Bytes;
-use tokio::sync::Semaphore;
-use waystation_cache::{Cache, Entry, Key, KeyInputs, Treatment};
-use waystation_pjrt::{Buffer, Client, LoadedExecutable, MemoryStats};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use waystation_cache::{Cache, Entry, Key, KeyInputs, Origin, Treatment};
+use waystation_pjrt::{Client, LoadedExecutable};
 use waystation_proto::{
     tensorflow::{StatusProto, error::Code},
-    waystation::ExecutableInfo,
-    xla::CompiledMemoryStatsProto,
+    waystation::{ExecutableInfo, compile::Job},
 };
 
+pub(crate) use self::loaded::Loaded;
+use self::loaded::Source;
 use crate::{
+    child::{Compilers, Digest},
     counters::{self, Counters},
-    program::{self, PluginFacts, Prepared},
+    make,
+    program::{self, Prepared},
     status, text,
 };
-
-/// StableHLO portable artifacts go to the plugin under this name.
-const FORMAT: &str = "mlir";
-
-/// An executable on this worker's devices. Sessions share it when program, options and devices are equal.
-#[derive(Debug)]
-pub(crate) struct Loaded {
-    pub(crate) executable: LoadedExecutable,
-    pub(crate) info: ExecutableInfo,
-    /// What it was made from, for the program's text.
-    program: Bytes,
-    options: Vec<u8>,
-    /// The program's name, which its results carry.
-    pub(crate) name: Arc<str>,
-    /// Local ordinals of its devices, in logical order.
-    pub(crate) ordinals: Vec<usize>,
-    /// Which results lie in their device's default memory.
-    accounted: Vec<bool>,
-    /// What each result takes, from the first execution.
-    sizes: OnceLock<Sizes>,
-    counters: Arc<Counters>,
-}
-
-/// What the results of a program take on a device.
-#[derive(Debug)]
-struct Sizes {
-    each: Vec<u64>,
-    /// In the default memory.
-    sum: u64,
-}
-
-impl Loaded {
-    fn new(
-        executable: LoadedExecutable,
-        info: ExecutableInfo,
-        program: Bytes,
-        options: Vec<u8>,
-        client: &Client,
-        counters: &Arc<Counters>,
-    ) -> Loaded {
-        counters::add(&counters.executables, 1);
-        let default_memory = default_memory_kind(client);
-        let accounted = info
-            .results
-            .iter()
-            .map(|result| result.memory_kind.is_empty() || result.memory_kind == default_memory)
-            .collect();
-        Loaded {
-            name: info.name.as_str().into(),
-            accounted,
-            ordinals: ordinals(client, executable.device_ids()),
-            executable,
-            info,
-            program,
-            options,
-            sizes: OnceLock::new(),
-            counters: Arc::clone(counters),
-        }
-    }
-
-    /// Devices it runs on.
-    pub(crate) fn devices(&self) -> usize {
-        self.executable.device_ids().len()
-    }
-
-    /// Parameters that an execution takes over, but for those that its caller keeps.
-    pub(crate) fn donated<'a>(&'a self, kept: &'a [i32]) -> impl Iterator<Item = usize> + 'a {
-        self.info
-            .donated_parameters
-            .iter()
-            .filter(|&&parameter| {
-                !kept
-                    .iter()
-                    .any(|&kept| u32::try_from(kept) == Ok(parameter))
-            })
-            .filter_map(|&parameter| usize::try_from(parameter).ok())
-    }
-
-    /// Bytes of a device's default memory that the results take: what the compiler says, until an execution has shown it.
-    pub(crate) fn results_need(&self) -> u64 {
-        match (self.sizes.get(), &self.info.memory_stats) {
-            (Some(sizes), _) => sizes.sum,
-            (None, Some(stats)) => u64::try_from(stats.output_size_in_bytes).unwrap_or(0),
-            (None, None) => 0,
-        }
-    }
-
-    /// Bytes of a device's default memory that an execution needs while it runs, beside arguments and results.
-    pub(crate) fn temporaries_need(&self) -> u64 {
-        let stats = self.info.memory_stats.as_ref();
-        stats.map_or(0, |stats| {
-            u64::try_from(stats.temp_size_in_bytes).unwrap_or(0)
-        })
-    }
-
-    /// Bytes that each result takes on a device. Shapes are static, so the first execution's buffers say it for all.
-    pub(crate) fn result_bytes(&self, outputs: &[Vec<Buffer>]) -> &[u64] {
-        let sizes = self.sizes.get_or_init(|| {
-            let first = outputs.first().map(Vec::as_slice).unwrap_or_default();
-            let each: Vec<u64> = first
-                .iter()
-                .map(|buffer| buffer.on_device_bytes().unwrap_or_default())
-                .collect();
-            let accounted = each.iter().zip(&self.accounted);
-            let sum = accounted
-                .filter(|(_, accounted)| **accounted)
-                .map(|(bytes, _)| *bytes)
-                .sum();
-            Sizes { each, sum }
-        });
-        &sizes.each
-    }
-
-    /// Whether a result lies in its device's default memory.
-    pub(crate) fn is_accounted(&self, result: usize) -> bool {
-        self.accounted.get(result).copied().unwrap_or(true)
-    }
-}
-
-impl Drop for Loaded {
-    fn drop(&mut self) {
-        counters::sub(&self.counters.executables, 1);
-    }
-}
 
 /// What this process is to the cache key, besides program and options.
 #[derive(Debug, Default)]
@@ -160,17 +41,19 @@ type Name = (Key, Vec<i32>);
 /// See the module.
 pub(crate) struct Compiler {
     client: Client,
+    compilers: Option<Compilers>,
     cache: Cache,
     identity: Identity,
     counters: Arc<Counters>,
-    compiles: Semaphore,
-    loads: Semaphore,
+    compiles: Arc<Semaphore>,
+    loads: Arc<Semaphore>,
     loaded: Mutex<HashMap<Name, Weak<Loaded>>>,
 }
 
 impl Compiler {
     pub(crate) fn new(
         client: Client,
+        compilers: Option<Compilers>,
         cache: Cache,
         identity: Identity,
         counters: Arc<Counters>,
@@ -178,17 +61,32 @@ impl Compiler {
     ) -> Compiler {
         Compiler {
             client,
+            compilers,
             cache,
             identity,
             counters,
-            compiles: Semaphore::new(compiles.max(1)),
-            loads: Semaphore::new(compiles.max(1)),
+            compiles: Arc::new(Semaphore::new(compiles.max(1))),
+            loads: Arc::new(Semaphore::new(compiles.max(1))),
             loaded: Mutex::default(),
         }
     }
 
     pub(crate) fn cache(&self) -> &Cache {
         &self.cache
+    }
+
+    /// Gets ready what the first compile needs.
+    pub(crate) async fn warm(&self) {
+        if let Some(compilers) = &self.compilers {
+            compilers.warm().await;
+        }
+    }
+
+    /// Starts no more processes, and ends those that are idle.
+    pub(crate) fn stop(&self) {
+        if let Some(compilers) = &self.compilers {
+            compilers.stop();
+        }
     }
 
     /// An executable of `program` on the devices with the global ids `device_ids`, which `ordinals` turns into local ones.
@@ -207,59 +105,56 @@ impl Compiler {
         let prepared = program::prepare(options, device_ids, local, xla_flags)
             .map_err(|error| status::invalid(error.to_string()))?;
         let devices: Vec<i32> = device_ids.iter().filter_map(|&id| local(id)).collect();
-        let shape = (prepared.num_replicas, prepared.num_partitions);
         let key = self.key(&program, &prepared).await?;
+        let source = Source {
+            program,
+            options: prepared.plugin_options.into(),
+            shape: (prepared.num_replicas, prepared.num_partitions),
+        };
         let name = (key, devices);
         if let Some(loaded) = self.share(&name) {
             counters::add(&self.counters.shared_loads, 1);
             return Ok(loaded);
         }
         let fresh = Arc::new(Mutex::new(None));
-        let (entry, origin) = self
-            .cache
-            .get_or_compile(&name.0, || {
-                let (this, fresh) = (Arc::clone(self), Arc::clone(&fresh));
-                let (program, options) = (program.clone(), prepared.plugin_options.clone());
-                async move {
-                    let compile = move |this: &Compiler| this.compile(&program, &options, shape);
-                    let (executable, entry) = this.in_turn(&this.compiles, compile).await?;
-                    *fresh.lock().unwrap_or_else(PoisonError::into_inner) = Some(executable);
-                    Ok::<Entry, StatusProto>(entry)
-                }
-            })
-            .await?;
+        let compile = || {
+            let (this, fresh) = (Arc::clone(self), Arc::clone(&fresh));
+            let (digest, source) = (*name.0.digest(), source.clone());
+            async move {
+                let (executable, entry) = this.compile(&digest, &source).await?;
+                *fresh.lock().unwrap_or_else(PoisonError::into_inner) = executable;
+                Ok::<Entry, StatusProto>(entry)
+            }
+        };
+        let (entry, origin) = self.cache.get_or_compile(&name.0, compile).await?;
         let fresh = fresh.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let options = prepared.plugin_options;
         if let Some(executable) = fresh {
-            return Ok(self.keep(name, executable, entry.info.clone(), program, options));
+            return Ok(self.keep(name, executable, entry.info.clone(), source));
         }
         // Another request for the same program may have loaded it while this one waited.
         if let Some(loaded) = self.share(&name) {
             return Ok(loaded);
         }
-        let error = match self.deserialize(&entry, &options, &name.1).await {
-            Ok(executable) => {
-                return Ok(self.keep(name, executable, entry.info.clone(), program, options));
-            }
+        let error = match self.deserialize(&entry, &source.options, &name.1).await {
+            Ok(executable) => return Ok(self.keep(name, executable, entry.info.clone(), source)),
             Err(error) => error,
         };
         tracing::warn!(
             key = %name.0,
             error = error.message,
             origin = origin.as_str(),
-            "a cached executable does not load; compiling"
+            "a serialized executable does not load; compiling in this process"
         );
+        // The next one would not load either.
+        if let (Origin::Compiled, Some(compilers)) = (origin, &self.compilers) {
+            compilers.give_up("the plugin does not load what it has serialized");
+        }
         // A plugin that cannot load at all says nothing about the entry.
         if error.code != Code::Unimplemented as i32 {
             self.cache.reject(&name.0);
         }
-        let (source, with) = (program.clone(), options.clone());
-        let (executable, entry) = self
-            .in_turn(&self.compiles, move |this| {
-                this.compile(&source, &with, shape)
-            })
-            .await?;
-        Ok(self.keep(name, executable, entry.info, program, options))
+        let (executable, entry) = self.compile_here(source.clone()).await?;
+        Ok(self.keep(name, executable, entry.info, source))
     }
 
     async fn key(
@@ -300,15 +195,15 @@ impl Compiler {
         name: Name,
         executable: LoadedExecutable,
         mut info: ExecutableInfo,
-        program: Bytes,
-        options: Vec<u8>,
+        source: Source,
     ) -> Arc<Loaded> {
         info.key = name.0.to_string();
+        let digest = *name.0.digest();
         let loaded = Arc::new(Loaded::new(
             executable,
             info,
-            program,
-            options,
+            source,
+            digest,
             &self.client,
             &self.counters,
         ));
@@ -318,62 +213,97 @@ impl Compiler {
         loaded
     }
 
-    /// Runs `work` on a thread that may block, when it has its turn.
+    /// Runs `work` on a thread that may block, when it has its turn. Given up, the work keeps its turn to its end.
     async fn in_turn<T: Send + 'static>(
         self: &Arc<Self>,
-        turns: &Semaphore,
+        turns: &Arc<Semaphore>,
         work: impl FnOnce(&Compiler) -> Result<T, StatusProto> + Send + 'static,
     ) -> Result<T, StatusProto> {
-        let _turn = turns
-            .acquire()
-            .await
-            .map_err(|_| status::of(Code::Cancelled, "the worker is going down"))?;
+        let turn = turn(turns).await?;
         let this = Arc::clone(self);
-        blocking(move || work(&this)).await?
+        blocking(move || {
+            let _turn = turn;
+            work(&this)
+        })
+        .await?
     }
 
-    fn compile(
-        &self,
-        program: &[u8],
-        options: &[u8],
-        shape: (u32, u32),
-    ) -> Result<(LoadedExecutable, Entry), StatusProto> {
-        if let Some(dims) = waystation_stablehlo::oversized_array(program) {
+    /// Compiles: in the child where there is one, which leaves the executable still to be loaded, else here.
+    async fn compile(
+        self: &Arc<Self>,
+        digest: &Digest,
+        source: &Source,
+    ) -> Result<(Option<LoadedExecutable>, Entry), StatusProto> {
+        let program = source.program.clone();
+        let oversized = blocking(move || waystation_stablehlo::oversized_array(&program));
+        if let Some(dims) = oversized.await? {
             return Err(status::invalid(format!(
                 "the program has an array of shape {dims:?}, which has more bytes than 64 bits can count"
             )));
         }
-        let begun = Instant::now();
-        let failed = |error: waystation_pjrt::Error| status::of_plugin(&error, 0);
-        let executable = self
-            .client
-            .compile(program, FORMAT, options)
-            .map_err(failed)?;
+        if let Some(entry) = self.compile_in_child(digest, source).await? {
+            return Ok((None, entry));
+        }
+        let (executable, entry) = self.compile_here(source.clone()).await?;
+        Ok((Some(executable), entry))
+    }
+
+    /// `None` when there is no child, or it cannot hand over what it has made.
+    async fn compile_in_child(
+        &self,
+        digest: &Digest,
+        source: &Source,
+    ) -> Result<Option<Entry>, StatusProto> {
+        let Some(compilers) = &self.compilers else {
+            return Ok(None);
+        };
+        let _turn = turn(&self.compiles).await?;
+        let Some(done) = compilers.compile(digest, source.job()).await? else {
+            return Ok(None);
+        };
+        if let Some(error) = done.not_serialized {
+            tracing::debug!(
+                error = error.message,
+                "the plugin does not serialize this executable"
+            );
+            if error.code == Code::Unimplemented as i32 {
+                compilers.give_up("the plugin does not serialize executables");
+            }
+            return Ok(None);
+        }
         counters::add(&self.counters.compiles, 1);
-        counters::add_time(&self.counters.compile_nanos, begun.elapsed());
-        let optimized = executable.optimized_program().map_err(failed)?;
-        let info = program::describe(
-            program,
-            &optimized,
-            &facts(&self.client, &executable, shape),
-        )
-        .map_err(|error| {
-            status::of(
-                Code::FailedPrecondition,
-                format!("the compiled program cannot be described: {error}"),
-            )
-        })?;
+        counters::add(&self.counters.compile_nanos, done.compile_nanos);
+        Ok(Some(Entry {
+            info: done.info.unwrap_or_default(),
+            executable: done.executable,
+            text: None,
+        }))
+    }
+
+    async fn compile_here(
+        self: &Arc<Self>,
+        source: Source,
+    ) -> Result<(LoadedExecutable, Entry), StatusProto> {
+        let made = self.in_turn(&self.compiles, move |this| {
+            make::make(&this.client, &source.program, &source.options, source.shape)
+        });
+        let made = made.await?;
+        counters::add(&self.counters.compiles, 1);
+        counters::add_time(&self.counters.compile_nanos, made.took);
         // A plugin that does not serialize has entries without an executable, which the cache does not keep.
-        let serialized = executable.serialize().unwrap_or_else(|error| {
-            tracing::debug!(%error, "the plugin does not serialize this executable; it is not cached");
+        let serialized = made.serialized.unwrap_or_else(|error| {
+            tracing::debug!(
+                error = error.message,
+                "the plugin does not serialize this executable; it is not cached"
+            );
             Vec::new()
         });
         let entry = Entry {
-            info,
+            info: made.info,
             executable: Bytes::from(serialized),
             text: None,
         };
-        Ok((executable, entry))
+        Ok((made.executable, entry))
     }
 
     async fn deserialize(
@@ -412,70 +342,44 @@ impl Compiler {
         .await
     }
 
-    /// XLA's text of the optimized program. Blocks: the program is compiled once more for it.
-    pub(crate) fn text(&self, loaded: &Loaded) -> Result<String, StatusProto> {
-        text::optimized(&self.client, &loaded.program, FORMAT, &loaded.options)
+    /// XLA's text of the optimized program. The program is compiled once more for it.
+    pub(crate) async fn text(self: &Arc<Self>, loaded: &Loaded) -> Result<String, StatusProto> {
+        let folder = text::folder()?;
+        let options = text::options(&loaded.source.options, &folder)?;
+        let source = Source {
+            options: options.into(),
+            ..loaded.source.clone()
+        };
+        if !self.write_in_child(&loaded.digest, &source).await? {
+            let compile = move |this: &Compiler| {
+                make::compile(&this.client, &source.program, &source.options).map(drop)
+            };
+            self.in_turn(&self.compiles, compile).await?;
+        }
+        blocking(move || text::read(&folder)).await?
+    }
+
+    /// Compiles in the child for what the plugin writes on the way. False when there is no child.
+    async fn write_in_child(&self, digest: &Digest, source: &Source) -> Result<bool, StatusProto> {
+        let Some(compilers) = &self.compilers else {
+            return Ok(false);
+        };
+        let _turn = turn(&self.compiles).await?;
+        let job = Job {
+            discard: true,
+            ..source.job()
+        };
+        Ok(compilers.compile(digest, job).await?.is_some())
     }
 }
 
-/// The places of the plugin's ids among the devices.
-fn ordinals(client: &Client, ids: &[i32]) -> Vec<usize> {
-    let place = |id: &i32| {
-        client
-            .devices()
-            .iter()
-            .position(|device| device.id() == *id)
-    };
-    ids.iter().filter_map(place).collect()
+async fn turn(turns: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, StatusProto> {
+    let turn = Arc::clone(turns).acquire_owned().await;
+    turn.map_err(|_| status::of(Code::Cancelled, "the worker is going down"))
 }
 
-/// The kind of the devices' default memory; empty where the plugin names none.
-fn default_memory_kind(client: &Client) -> &str {
-    let device = client.devices().first();
-    device
-        .and_then(|device| device.memories().get(device.default_memory()))
-        .map_or("", |memory| memory.kind())
-}
-
-/// What the plugin says about an executable; what it does not say stays empty.
-fn facts(client: &Client, executable: &LoadedExecutable, shape: (u32, u32)) -> PluginFacts {
-    PluginFacts {
-        name: executable.name().to_owned(),
-        fingerprint: executable.fingerprint().unwrap_or_default(),
-        num_replicas: shape.0,
-        num_partitions: shape.1,
-        default_memory_kind: default_memory_kind(client).to_owned(),
-        result_memory_kinds: executable.output_memory_kinds().unwrap_or_default(),
-        memory_stats: executable
-            .memory_stats()
-            .ok()
-            .map(|stats| memory_stats(&stats)),
-        generated_code_bytes: executable.generated_code_bytes().unwrap_or(-1),
-    }
-}
-
-fn memory_stats(stats: &MemoryStats) -> CompiledMemoryStatsProto {
-    CompiledMemoryStatsProto {
-        generated_code_size_in_bytes: stats.generated_code_size_in_bytes,
-        argument_size_in_bytes: stats.argument_size_in_bytes,
-        output_size_in_bytes: stats.output_size_in_bytes,
-        alias_size_in_bytes: stats.alias_size_in_bytes,
-        temp_size_in_bytes: stats.temp_size_in_bytes,
-        peak_memory_in_bytes: stats.peak_memory_in_bytes,
-        total_size_in_bytes: stats.total_size_in_bytes,
-        total_allocation_bytes: stats.total_allocation_bytes,
-        indefinite_allocations: stats.indefinite_allocations,
-        peak_unpadded_heap_bytes: stats.peak_unpadded_heap_bytes,
-        host_generated_code_size_in_bytes: stats.host_generated_code_size_in_bytes,
-        host_argument_size_in_bytes: stats.host_argument_size_in_bytes,
-        host_output_size_in_bytes: stats.host_output_size_in_bytes,
-        host_alias_size_in_bytes: stats.host_alias_size_in_bytes,
-        host_temp_size_in_bytes: stats.host_temp_size_in_bytes,
-        serialized_buffer_assignment: Vec::new(),
-    }
-}
-
-async fn blocking<T: Send + 'static>(
+/// Runs `work` on a thread that may block.
+pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, StatusProto> {
     tokio::task::spawn_blocking(work).await.map_err(|error| {

@@ -1,6 +1,6 @@
 //! What a worker is told at its start. The command line reads the environment; nothing here does.
 
-use std::{net::TcpListener, path::PathBuf, time::Duration};
+use std::{ffi::OsString, net::TcpListener, path::PathBuf, time::Duration};
 
 use waystation_pjrt::OptionValue;
 
@@ -29,8 +29,23 @@ pub struct Config {
     pub cache: waystation_cache::Config,
     /// The variables of the process's environment; those that steer the compiler enter the cache key.
     pub environment: Vec<(String, String)>,
+    /// How to start a process that compiles in this one's place; without it, programs are compiled in this process.
+    pub compile_child: Option<CompileChild>,
     /// Bounds.
     pub limits: Limits,
+}
+
+/// A process that calls [`crate::compile_child`].
+#[derive(Clone, Debug)]
+pub struct CompileChild {
+    /// The binary to start.
+    pub program: PathBuf,
+    /// The name that the process shows, in place of the binary's.
+    pub name: Option<OsString>,
+    /// Its arguments.
+    pub arguments: Vec<OsString>,
+    /// Only with CPU plugins: a second client would take the memory of an accelerator, or the accelerator itself.
+    pub cpu_only: bool,
 }
 
 /// Bounds of one worker. The defaults suit a machine with a few accelerators.
@@ -57,6 +72,8 @@ pub struct Limits {
     pub inline_read_bytes: usize,
     /// Programs compiled at the same time.
     pub compiles: usize,
+    /// How long a compile goes on that nobody waits for any more.
+    pub unwanted_compile: Duration,
     /// Host bytes of checkpoint pieces between devices and buckets, beside what the checkpoint engine stages.
     pub staging_bytes: usize,
     /// How long a shutdown waits for what is under way.
@@ -76,6 +93,7 @@ impl Default for Limits {
             early_fetch_wait: Duration::from_secs(60),
             inline_read_bytes: 64 << 10,
             compiles: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            unwanted_compile: Duration::from_secs(60),
             staging_bytes: 1 << 30,
             grace: Duration::from_secs(5),
         }

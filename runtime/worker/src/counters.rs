@@ -3,11 +3,15 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Counters of the process since its start; `array_bytes`, `shards` and `executables` are gauges.
+/// Counters of the process since its start; `compiling_in_child`, `array_bytes`, `shards` and `executables`
+/// are gauges.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) compiles: AtomicU64,
     pub(crate) compile_nanos: AtomicU64,
+    /// Compiles whose process ended under them.
+    pub(crate) compiler_deaths: AtomicU64,
+    pub(crate) compiling_in_child: AtomicU64,
     pub(crate) load_nanos: AtomicU64,
     pub(crate) array_bytes: AtomicU64,
     pub(crate) shards: AtomicU64,

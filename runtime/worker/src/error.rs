@@ -40,6 +40,9 @@ pub enum Error {
     /// The listener cannot be used.
     #[error("the worker's listener cannot be used")]
     Listener(#[source] io::Error),
+    /// A compile child was not started by a worker.
+    #[error("a compile child is started by a worker; stdin is not its socket")]
+    Link(#[source] io::Error),
     /// A thread could not be started or has died.
     #[error("the dispatch thread {what}")]
     Dispatch {
@@ -49,4 +52,15 @@ pub enum Error {
     /// The gRPC server failed.
     #[error("the worker's gRPC server failed")]
     Server(#[source] tonic::transport::Error),
+}
+
+/// An error with its causes on one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
 }

@@ -4,6 +4,7 @@
 //! proxy --Session--> service --ops, one permit each--> dispatch thread: session (table, waits, launches) --> plugin
 //!       <--replies-- outbox <-----------------------------'   ^                                             |
 //!       --PutData, FetchData--> service --jobs--------------->|<-- compiler (cache, plugin), peers, events <'
+//!                                                                     '--> compile child, another process
 //! ```
 //!
 //! One *dispatch thread* owns everything that ops change: the shard table, the executables and what waits for what. So ops
@@ -11,6 +12,7 @@
 //! or the network; those end as jobs in its queue. Back-pressure: an op holds a permit until it is dispatched; the proxy sends no
 //! more ops than there are permits, and is told of those that are free again.
 
+mod child;
 mod compiler;
 mod config;
 mod core;
@@ -25,9 +27,11 @@ mod host;
 mod join;
 mod ledger;
 mod linalg;
+mod make;
 mod outbox;
 mod peers;
 mod persist;
+mod plugin;
 pub mod program;
 mod register;
 mod report;
@@ -40,6 +44,7 @@ mod text;
 mod usage;
 mod window;
 
-pub use config::{Config, Limits};
+pub use child::compile_child;
+pub use config::{CompileChild, Config, Limits};
 pub use error::Error;
 pub use serve::serve;

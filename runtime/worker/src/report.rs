@@ -46,6 +46,8 @@ impl Report {
             watch_seconds: counters::seconds(&ours.watch_nanos),
             reads: counters::get(&ours.reads),
             read_seconds: counters::seconds(&ours.read_nanos),
+            compiler_deaths: counters::get(&ours.compiler_deaths),
+            compiling_in_child: counters::get(&ours.compiling_in_child),
         }
     }
 }

@@ -1,15 +1,16 @@
 //! Brings a worker up, serves until the token is cancelled, and takes it down.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::TcpIncoming;
 use waystation_cache::{Cache, platform};
-use waystation_pjrt::{Client, Plugin};
+use waystation_pjrt::Client;
 use waystation_proto::waystation::{scheduler::Hello, worker::worker_server::WorkerServer};
 
 use crate::{
+    child::Compilers,
     compiler::{Compiler, Identity},
     config::Config,
     core::{Core, Event, staging_units},
@@ -20,6 +21,7 @@ use crate::{
     ledger::Ledger,
     linalg,
     peers::{CONNECTION_WINDOW_BYTES, Peers, STREAM_WINDOW_BYTES},
+    plugin::{self, Opened, Spec},
     register,
     report::Report,
     service::Service,
@@ -32,15 +34,19 @@ use crate::{
 ///
 /// When the plugin, its client or the listener cannot be used, or the worker breaks while it runs.
 pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error> {
-    let (plugin, options) = (config.plugin.clone(), config.plugin_options.clone());
-    let lapack = config.lapack.clone();
-    let opened = move || open(&plugin, &options, lapack.as_deref());
-    let (client, digest, targets) =
-        tokio::task::spawn_blocking(opened)
-            .await
-            .map_err(|error| Error::Dispatch {
-                what: format!("lost the plugin while it was loaded: {error}"),
-            })??;
+    let spec = Spec {
+        path: config.plugin.clone(),
+        options: config.plugin_options.clone(),
+        lapack: config.lapack.clone(),
+    };
+    let (opened, digest, spec) = tokio::task::spawn_blocking(move || open(spec))
+        .await
+        .map_err(|error| Error::Dispatch {
+            what: format!("lost the plugin while it was loaded: {error}"),
+        })??;
+    let counters = Arc::new(Counters::default());
+    let compilers = Compilers::new(config.compile_child, &spec, &opened, &counters);
+    let Opened { client, targets } = opened;
     let address = config
         .listener
         .local_addr()
@@ -64,9 +70,9 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
         slice_tasks: config.slice_tasks,
     };
 
-    let counters = Arc::new(Counters::default());
     let compiler = Compiler::new(
         client.clone(),
+        compilers,
         cache,
         identity,
         Arc::clone(&counters),
@@ -125,6 +131,8 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
         .map(|manager| tokio::spawn(register::stay_registered(manager, hello, stop.clone())));
 
     tokio::spawn(heap::watch(Arc::clone(&core.counters), stop.clone()));
+    let compiler = Arc::clone(&core.compiler);
+    tokio::spawn(async move { compiler.warm().await });
 
     let grace = core.limits.grace;
     let mut died = std::pin::pin!(watch_thread(thread));
@@ -140,6 +148,7 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
     }
     // Only a thread that is gone takes no event.
     let _ = core.events.send(Event::Stop);
+    core.compiler.stop();
     core.compiler.cache().shutdown(grace).await;
     // The process must not end inside a call of the plugin.
     if tokio::time::timeout(grace, died).await.is_err() {
@@ -148,31 +157,13 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
     ended
 }
 
-/// Loads the plugin, creates its client, and gives it our FFI targets. Blocks.
-fn open(
-    path: &Path,
-    options: &[(String, waystation_pjrt::OptionValue)],
-    lapack: Option<&Path>,
-) -> Result<(Client, String, linalg::Facts), Error> {
-    let digest = platform::file_digest(path).map_err(|source| Error::Digest {
-        path: path.to_owned(),
+/// Takes the digest of the plugin's file and opens it. Blocks.
+fn open(spec: Spec) -> Result<(Opened, String, Spec), Error> {
+    let digest = platform::file_digest(&spec.path).map_err(|source| Error::Digest {
+        path: spec.path.clone(),
         source,
     })?;
-    let plugin = Plugin::load(path).map_err(|source| Error::Plugin {
-        path: path.to_owned(),
-        source,
-    })?;
-    let client = Client::create(&plugin, options).map_err(|source| Error::Client {
-        path: path.to_owned(),
-        source,
-    })?;
-    if client.devices().is_empty() {
-        return Err(Error::NoDevices {
-            path: path.to_owned(),
-        });
-    }
-    let targets = linalg::register(&plugin, &client, lapack);
-    Ok((client, digest, targets))
+    Ok((plugin::open(&spec)?, digest, spec))
 }
 
 /// What an executable made here depends on, besides program and options.

@@ -1,9 +1,9 @@
 //! XLA's text of an optimized program. The C API gives it as a proto only, and printing that is XLA's own business; so the
 //! program is compiled once more with XLA's dumps going to a private folder, and the text is read from there.
 
-use std::{fs, io, path::Path};
+use std::{fs, io};
 
-use waystation_pjrt::Client;
+use tempfile::TempDir;
 use waystation_proto::tensorflow::{StatusProto, error::Code};
 
 use crate::{program, status};
@@ -14,26 +14,22 @@ const SUFFIX: &str = "after_optimizations.txt";
 /// Larger texts are refused before they are read.
 const MAX_TEXT_BYTES: u64 = 1 << 30;
 
-/// Compiles `source` under `options` and returns the text of what came out. Blocks.
-pub(crate) fn optimized(
-    client: &Client,
-    source: &[u8],
-    format: &str,
-    options: &[u8],
-) -> Result<String, StatusProto> {
+/// A private folder for a compile's dumps, which goes when it is dropped.
+pub(crate) fn folder() -> Result<TempDir, StatusProto> {
     let folder = tempfile::Builder::new()
         .prefix("waystation-text-")
-        .tempdir()
-        .map_err(|error| unreadable(&error))?;
-    let options = program::with_dump(options, folder.path())
-        .map_err(|error| status::invalid(error.to_string()))?;
-    client
-        .compile(source, format, &options)
-        .map_err(|error| status::of_plugin(&error, 0))?;
-    read(folder.path())
+        .tempdir();
+    folder.map_err(|error| unreadable(&error))
 }
 
-fn read(folder: &Path) -> Result<String, StatusProto> {
+/// The plugin's options, with XLA's dumps going to the folder.
+pub(crate) fn options(options: &[u8], folder: &TempDir) -> Result<Vec<u8>, StatusProto> {
+    program::with_dump(options, folder.path()).map_err(|error| status::invalid(error.to_string()))
+}
+
+/// The text that a compile has left in the folder. Blocks.
+pub(crate) fn read(folder: &TempDir) -> Result<String, StatusProto> {
+    let folder = folder.path();
     let mut best: Option<(u64, std::path::PathBuf)> = None;
     for entry in fs::read_dir(folder).map_err(|error| unreadable(&error))? {
         let entry = entry.map_err(|error| unreadable(&error))?;

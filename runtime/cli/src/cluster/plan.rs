@@ -12,6 +12,7 @@ use clap::ArgAction;
 
 use crate::{
     argv::parse_bool,
+    command::compile_child::InChild,
     error::Failure,
     large_transfers, location, plugin, python,
     size::{parse_bytes, parse_some_bytes},
@@ -44,6 +45,9 @@ pub(crate) struct ClusterArgs {
     /// Memory that arrays and executions may take of each device [default: no limit but the device's own]
     #[arg(long = "device_memory_bytes", value_name = "SIZE", value_parser = parse_some_bytes)]
     pub(crate) device_memory_bytes: Option<u64>,
+    /// Compile in a child process, which a program that breaks the compiler ends in the worker's place [auto: with CPU plugins]
+    #[arg(long = "compile_in_child", value_name = "auto|true|false", default_value = "auto", value_parser = InChild::parse)]
+    pub(crate) compile_in_child: InChild,
     /// Host buffers that the proxy keeps in memory before they go to a temporary file
     #[arg(long = "host_buffer_memory", value_name = "SIZE", default_value = "2GiB", value_parser = parse_bytes)]
     pub(crate) host_buffer_memory: u64,
@@ -87,6 +91,7 @@ pub(crate) struct Plan {
     plugin: PathBuf,
     lapack: Option<PathBuf>,
     device_memory_bytes: Option<u64>,
+    compile_in_child: InChild,
     host_buffer_memory: u64,
     /// `None`: a private one.
     large_transfer_directory: Option<PathBuf>,
@@ -148,6 +153,7 @@ impl Plan {
             plugin,
             lapack,
             device_memory_bytes: args.device_memory_bytes,
+            compile_in_child: args.compile_in_child,
             host_buffer_memory: args.host_buffer_memory,
             large_transfer_directory: args.large_transfer_directory.clone(),
             unix_socket: (args.transport == Transport::Unix).then(socket_name),
@@ -209,6 +215,7 @@ impl Plan {
                 arguments.push(flag("slice_tasks", self.workers.to_string()));
                 arguments.push(flag("pjrt_plugin", &self.plugin));
                 arguments.extend(self.lapack.as_ref().map(|path| flag("lapack", path)));
+                arguments.push(flag("compile_in_child", self.compile_in_child.as_str()));
                 arguments.extend(
                     self.devices_per_worker
                         .map(|count| flag("devices_per_worker", count.to_string())),
@@ -276,6 +283,7 @@ mod tests {
             plugin: "/p.so".into(),
             lapack: Some("/l.so".into()),
             device_memory_bytes: Some(9),
+            compile_in_child: InChild::No,
             host_buffer_memory: 7,
             large_transfer_directory: None,
             unix_socket: Some("s".to_owned()),
@@ -311,6 +319,7 @@ mod tests {
         assert_eq!(worker.gcs_scratch_location.as_deref(), Some("file:///b"));
         assert_eq!(worker.lapack.as_deref(), Some(Path::new("/l.so")));
         assert_eq!(worker.device_memory_bytes, Some(9));
+        assert_eq!(worker.compile_in_child, InChild::No);
         assert!(worker.role.parent_stdin);
 
         let proxy = parsed(Role::Proxy);

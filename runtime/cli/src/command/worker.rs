@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use crate::{
-    args::RoleArgs, error::Failure, lifetime, listen, location, plugin, python,
-    size::parse_some_bytes, threads,
+    args::RoleArgs, command::compile_child::InChild, error::Failure, lifetime, listen, location,
+    plugin, python, size::parse_some_bytes, threads,
 };
 
 /// Port of Pathways' workers.
@@ -50,6 +50,9 @@ pub(crate) struct Args {
     /// Memory that arrays and executions may take of each device [default: no limit but the device's own]
     #[arg(long = "device_memory_bytes", value_name = "SIZE", value_parser = parse_some_bytes)]
     pub(crate) device_memory_bytes: Option<u64>,
+    /// Compile in a child process, which a program that breaks the compiler ends in the worker's place [auto: with CPU plugins]
+    #[arg(long = "compile_in_child", value_name = "auto|true|false", default_value = "auto", value_parser = InChild::parse)]
+    pub(crate) compile_in_child: InChild,
     #[command(flatten)]
     pub(crate) role: RoleArgs,
 }
@@ -92,6 +95,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
                 ..waystation_cache::Config::default()
             },
             environment: environment(),
+            compile_child: args.compile_in_child.child(),
             limits: waystation_worker::Limits {
                 device_memory_bytes: args.device_memory_bytes,
                 ..waystation_worker::Limits::default()

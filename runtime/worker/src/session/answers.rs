@@ -9,13 +9,13 @@ use waystation_proto::{
 };
 
 use super::{Session, program::Loaded};
-use crate::{dtype::Dtype, status};
+use crate::{compiler::blocking, core::Core, dtype::Dtype, status};
 
 impl Session {
     pub(super) fn program_text(&mut self, op: &ProgramText) {
         let request = op.request;
-        self.ask_program(request, op.executable, |compiler, loaded| {
-            let text = compiler.text(loaded)?;
+        self.ask_program(request, op.executable, |core, loaded| async move {
+            let text = core.compiler.text(&loaded).await?;
             Ok(Answer {
                 text,
                 ..Answer::default()
@@ -24,15 +24,8 @@ impl Session {
     }
 
     pub(super) fn cost_analysis(&mut self, op: &CostAnalysis) {
-        self.ask_program(op.request, op.executable, |_, loaded| {
-            let costs = loaded
-                .executable
-                .cost_analysis()
-                .map_err(|error| status::of_plugin(&error, 0))?;
-            let numbers = costs
-                .into_iter()
-                .filter_map(|(name, value)| Some((name, number(&value)?)))
-                .collect::<HashMap<_, _>>();
+        self.ask_program(op.request, op.executable, |_, loaded| async move {
+            let numbers = blocking(move || costs(&loaded)).await??;
             Ok(Answer {
                 numbers,
                 ..Answer::default()
@@ -40,15 +33,15 @@ impl Session {
         });
     }
 
-    /// Answers a question about a program on a thread that may block, when the program is compiled.
-    fn ask_program(
+    /// Answers a question about a program beside the dispatch thread, when the program is compiled.
+    fn ask_program<A>(
         &mut self,
         request: u64,
         executable: u64,
-        question: impl FnOnce(&crate::compiler::Compiler, &Loaded) -> Result<Answer, StatusProto>
-        + Send
-        + 'static,
-    ) {
+        question: impl FnOnce(Arc<Core>, Arc<Loaded>) -> A + Send + 'static,
+    ) where
+        A: Future<Output = Result<Answer, StatusProto>> + Send + 'static,
+    {
         let Some(program) = self.programs.get(&executable).cloned() else {
             self.answer(
                 request,
@@ -72,8 +65,8 @@ impl Session {
                 }
             };
             let (core, serial) = (Arc::clone(&session.core), session.serial);
-            session.core.runtime.spawn_blocking(move || {
-                let result = question(&core.compiler, &loaded);
+            session.core.runtime.spawn(async move {
+                let result = question(Arc::clone(&core), loaded).await;
                 core.post(serial, move |session| session.answer(request, result));
             });
         });
@@ -95,6 +88,15 @@ impl Session {
             }),
         );
     }
+}
+
+fn costs(loaded: &Loaded) -> Result<HashMap<String, f64>, StatusProto> {
+    let costs = loaded.executable.cost_analysis();
+    let costs = costs.map_err(|error| status::of_plugin(&error, 0))?;
+    let numbers = costs
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, number(&value)?)));
+    Ok(numbers.collect())
 }
 
 /// A cost as a number; costs that are none are left out.

@@ -1,7 +1,8 @@
 //! Programs of a session: compiling, loaded or failed.
 
-use std::{cell::RefCell, rc::Rc, sync::Arc};
+use std::{cell::RefCell, rc::Rc, sync::Arc, time::Duration};
 
+use tokio::{runtime::Handle, task::AbortHandle};
 use waystation_proto::waystation::worker::{Compile, CompileDone, reply};
 
 use super::Session;
@@ -16,8 +17,32 @@ pub(super) struct Program {
 }
 
 enum State {
-    Compiling(Vec<u64>),
+    Compiling {
+        waits: Vec<u64>,
+        _task: Option<Task>,
+    },
     Done(Result<Arc<Loaded>, Fault>),
+}
+
+/// The task of a compile. Dropped before its end, it is broken off some time later: what is compiled for nobody may be of
+/// use yet to a client that comes back, but what does not end must not stay.
+struct Task {
+    task: AbortHandle,
+    runtime: Handle,
+    patience: Duration,
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        if self.task.is_finished() {
+            return;
+        }
+        let (task, patience) = (self.task.clone(), self.patience);
+        self.runtime.spawn(async move {
+            tokio::time::sleep(patience).await;
+            task.abort();
+        });
+    }
 }
 
 impl Program {
@@ -30,7 +55,7 @@ impl Program {
     pub(super) fn result(&self) -> Result<Arc<Loaded>, Fault> {
         match &*self.state.borrow() {
             State::Done(result) => result.clone(),
-            State::Compiling(_) => {
+            State::Compiling { .. } => {
                 Err(Arc::new(status::invalid("the program is not compiled yet")))
             }
         }
@@ -47,12 +72,19 @@ impl Session {
             device_ids,
             xla_flags,
         } = op;
-        let state = RefCell::new(State::Compiling(Vec::new()));
+        let state = RefCell::new(State::Compiling {
+            waits: Vec::new(),
+            _task: None,
+        });
         let entry = Rc::new(Program {
             devices: device_ids.len(),
             state,
         });
-        if self.programs.insert(executable, entry).is_some() {
+        if self
+            .programs
+            .insert(executable, Rc::clone(&entry))
+            .is_some()
+        {
             tracing::warn!(executable, "an executable id was used twice");
         }
         if let Err(status) = self
@@ -64,7 +96,7 @@ impl Session {
         }
         let (core, serial) = (Arc::clone(&self.core), self.serial);
         let ordinals = Arc::clone(&self.ordinals);
-        self.core.runtime.spawn(async move {
+        let task = self.core.runtime.spawn(async move {
             let compiler = Arc::clone(&core.compiler);
             let result = compiler
                 .load(program, &options, &device_ids, &ordinals, &xla_flags)
@@ -73,6 +105,15 @@ impl Session {
             core.post(serial, move |session| {
                 session.compiled(request, executable, result)
             });
+        });
+        // What the task has posted comes only after this.
+        entry.state.replace(State::Compiling {
+            waits: Vec::new(),
+            _task: Some(Task {
+                task: task.abort_handle(),
+                runtime: self.core.runtime.clone(),
+                patience: self.core.limits.unwanted_compile,
+            }),
         });
     }
 
@@ -113,7 +154,7 @@ impl Session {
             return;
         };
         let before = program.state.replace(State::Done(result));
-        if let State::Compiling(waits) = before {
+        if let State::Compiling { waits, .. } = before {
             for wait in waits {
                 self.progress(wait);
             }
@@ -126,7 +167,7 @@ impl Session {
         };
         // Executions that wait for the compile lose it; one that has begun keeps the executable alive.
         let waits = match &mut *program.state.borrow_mut() {
-            State::Compiling(waits) => std::mem::take(waits),
+            State::Compiling { waits, .. } => std::mem::take(waits),
             State::Done(_) => return,
         };
         let fault = Arc::new(status::invalid(format!(
@@ -146,7 +187,7 @@ impl Session {
     ) {
         let wait = self.mint();
         let waits = match &mut *program.state.borrow_mut() {
-            State::Compiling(waits) => {
+            State::Compiling { waits, .. } => {
                 waits.push(wait);
                 true
             }

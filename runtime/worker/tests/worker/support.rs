@@ -102,6 +102,7 @@ impl Worker {
             lapack: None,
             cache,
             environment: Vec::new(),
+            compile_child: None,
             limits,
         };
         let stop = CancellationToken::new();

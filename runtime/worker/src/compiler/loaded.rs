@@ -1,0 +1,166 @@
+//! An executable that is loaded, and what it was made from.
+
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+use waystation_pjrt::{Buffer, Client, LoadedExecutable};
+use waystation_proto::waystation::{ExecutableInfo, compile::Job};
+
+use crate::{
+    child::Digest,
+    counters::{self, Counters},
+    make::{self, Shape},
+};
+
+/// What an executable is made from.
+#[derive(Debug, Clone)]
+pub(super) struct Source {
+    pub(super) program: Bytes,
+    /// The plugin's.
+    pub(super) options: Bytes,
+    pub(super) shape: Shape,
+}
+
+impl Source {
+    pub(super) fn job(&self) -> Job {
+        Job {
+            program: self.program.clone(),
+            options: self.options.clone(),
+            num_replicas: self.shape.0,
+            num_partitions: self.shape.1,
+            ..Job::default()
+        }
+    }
+}
+
+/// An executable on this worker's devices. Sessions share it when program, options and devices are equal.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    pub(crate) executable: LoadedExecutable,
+    pub(crate) info: ExecutableInfo,
+    /// What it was made from, for the program's text.
+    pub(super) source: Source,
+    pub(super) digest: Digest,
+    /// The program's name, which its results carry.
+    pub(crate) name: Arc<str>,
+    /// Local ordinals of its devices, in logical order.
+    pub(crate) ordinals: Vec<usize>,
+    /// Which results lie in their device's default memory.
+    accounted: Vec<bool>,
+    /// What each result takes, from the first execution.
+    sizes: OnceLock<Sizes>,
+    counters: Arc<Counters>,
+}
+
+/// What the results of a program take on a device.
+#[derive(Debug)]
+struct Sizes {
+    each: Vec<u64>,
+    /// In the default memory.
+    sum: u64,
+}
+
+impl Loaded {
+    pub(super) fn new(
+        executable: LoadedExecutable,
+        info: ExecutableInfo,
+        source: Source,
+        digest: Digest,
+        client: &Client,
+        counters: &Arc<Counters>,
+    ) -> Loaded {
+        counters::add(&counters.executables, 1);
+        let default_memory = make::default_memory_kind(client);
+        let accounted = info
+            .results
+            .iter()
+            .map(|result| result.memory_kind.is_empty() || result.memory_kind == default_memory)
+            .collect();
+        Loaded {
+            name: info.name.as_str().into(),
+            accounted,
+            ordinals: ordinals(client, executable.device_ids()),
+            executable,
+            info,
+            source,
+            digest,
+            sizes: OnceLock::new(),
+            counters: Arc::clone(counters),
+        }
+    }
+
+    /// Devices it runs on.
+    pub(crate) fn devices(&self) -> usize {
+        self.executable.device_ids().len()
+    }
+
+    /// Parameters that an execution takes over, but for those that its caller keeps.
+    pub(crate) fn donated<'a>(&'a self, kept: &'a [i32]) -> impl Iterator<Item = usize> + 'a {
+        self.info
+            .donated_parameters
+            .iter()
+            .filter(|&&parameter| {
+                !kept
+                    .iter()
+                    .any(|&kept| u32::try_from(kept) == Ok(parameter))
+            })
+            .filter_map(|&parameter| usize::try_from(parameter).ok())
+    }
+
+    /// Bytes of a device's default memory that the results take: what the compiler says, until an execution has shown it.
+    pub(crate) fn results_need(&self) -> u64 {
+        match (self.sizes.get(), &self.info.memory_stats) {
+            (Some(sizes), _) => sizes.sum,
+            (None, Some(stats)) => u64::try_from(stats.output_size_in_bytes).unwrap_or(0),
+            (None, None) => 0,
+        }
+    }
+
+    /// Bytes of a device's default memory that an execution needs while it runs, beside arguments and results.
+    pub(crate) fn temporaries_need(&self) -> u64 {
+        let stats = self.info.memory_stats.as_ref();
+        stats.map_or(0, |stats| {
+            u64::try_from(stats.temp_size_in_bytes).unwrap_or(0)
+        })
+    }
+
+    /// Bytes that each result takes on a device. Shapes are static, so the first execution's buffers say it for all.
+    pub(crate) fn result_bytes(&self, outputs: &[Vec<Buffer>]) -> &[u64] {
+        let sizes = self.sizes.get_or_init(|| {
+            let first = outputs.first().map(Vec::as_slice).unwrap_or_default();
+            let each: Vec<u64> = first
+                .iter()
+                .map(|buffer| buffer.on_device_bytes().unwrap_or_default())
+                .collect();
+            let accounted = each.iter().zip(&self.accounted);
+            let sum = accounted
+                .filter(|(_, accounted)| **accounted)
+                .map(|(bytes, _)| *bytes)
+                .sum();
+            Sizes { each, sum }
+        });
+        &sizes.each
+    }
+
+    /// Whether a result lies in its device's default memory.
+    pub(crate) fn is_accounted(&self, result: usize) -> bool {
+        self.accounted.get(result).copied().unwrap_or(true)
+    }
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        counters::sub(&self.counters.executables, 1);
+    }
+}
+
+/// The places of the plugin's ids among the devices.
+fn ordinals(client: &Client, ids: &[i32]) -> Vec<usize> {
+    let place = |id: &i32| {
+        client
+            .devices()
+            .iter()
+            .position(|device| device.id() == *id)
+    };
+    ids.iter().filter_map(place).collect()
+}

@@ -1,0 +1,119 @@
+//! One compile by the plugin, described and serialized: in the worker, or in its compile child.
+
+use std::time::{Duration, Instant};
+
+use waystation_pjrt::{Client, LoadedExecutable, MemoryStats};
+use waystation_proto::{
+    tensorflow::{StatusProto, error::Code},
+    waystation::ExecutableInfo,
+    xla::CompiledMemoryStatsProto,
+};
+
+use crate::{
+    program::{self, PluginFacts},
+    status,
+};
+
+/// StableHLO portable artifacts go to the plugin under this name.
+const FORMAT: &str = "mlir";
+
+/// Replicas and partitions.
+pub(crate) type Shape = (u32, u32);
+
+/// What a compile gives.
+pub(crate) struct Made {
+    pub(crate) executable: LoadedExecutable,
+    pub(crate) info: ExecutableInfo,
+    /// The plugin's error where it does not serialize this executable.
+    pub(crate) serialized: Result<Vec<u8>, StatusProto>,
+    /// Time in the plugin's compile.
+    pub(crate) took: Duration,
+}
+
+/// Compiles. Blocks.
+pub(crate) fn make(
+    client: &Client,
+    program: &[u8],
+    options: &[u8],
+    shape: Shape,
+) -> Result<Made, StatusProto> {
+    let begun = Instant::now();
+    let executable = compile(client, program, options)?;
+    let took = begun.elapsed();
+    let optimized = executable.optimized_program().map_err(failed)?;
+    let info = program::describe(program, &optimized, &facts(client, &executable, shape)).map_err(
+        |error| {
+            status::of(
+                Code::FailedPrecondition,
+                format!("the compiled program cannot be described: {error}"),
+            )
+        },
+    )?;
+    let serialized = executable.serialize().map_err(failed);
+    Ok(Made {
+        executable,
+        info,
+        serialized,
+        took,
+    })
+}
+
+/// Only the plugin's part of it. Blocks.
+pub(crate) fn compile(
+    client: &Client,
+    program: &[u8],
+    options: &[u8],
+) -> Result<LoadedExecutable, StatusProto> {
+    client.compile(program, FORMAT, options).map_err(failed)
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
+fn failed(error: waystation_pjrt::Error) -> StatusProto {
+    status::of_plugin(&error, 0)
+}
+
+/// The kind of the devices' default memory; empty where the plugin names none.
+pub(crate) fn default_memory_kind(client: &Client) -> &str {
+    let device = client.devices().first();
+    device
+        .and_then(|device| device.memories().get(device.default_memory()))
+        .map_or("", |memory| memory.kind())
+}
+
+/// What the plugin says about an executable; what it does not say stays empty.
+fn facts(client: &Client, executable: &LoadedExecutable, shape: (u32, u32)) -> PluginFacts {
+    PluginFacts {
+        name: executable.name().to_owned(),
+        fingerprint: executable.fingerprint().unwrap_or_default(),
+        num_replicas: shape.0,
+        num_partitions: shape.1,
+        default_memory_kind: default_memory_kind(client).to_owned(),
+        result_memory_kinds: executable.output_memory_kinds().unwrap_or_default(),
+        memory_stats: executable
+            .memory_stats()
+            .ok()
+            .map(|stats| memory_stats(&stats)),
+        generated_code_bytes: executable.generated_code_bytes().unwrap_or(-1),
+    }
+}
+
+fn memory_stats(stats: &MemoryStats) -> CompiledMemoryStatsProto {
+    CompiledMemoryStatsProto {
+        generated_code_size_in_bytes: stats.generated_code_size_in_bytes,
+        argument_size_in_bytes: stats.argument_size_in_bytes,
+        output_size_in_bytes: stats.output_size_in_bytes,
+        alias_size_in_bytes: stats.alias_size_in_bytes,
+        temp_size_in_bytes: stats.temp_size_in_bytes,
+        peak_memory_in_bytes: stats.peak_memory_in_bytes,
+        total_size_in_bytes: stats.total_size_in_bytes,
+        total_allocation_bytes: stats.total_allocation_bytes,
+        indefinite_allocations: stats.indefinite_allocations,
+        peak_unpadded_heap_bytes: stats.peak_unpadded_heap_bytes,
+        host_generated_code_size_in_bytes: stats.host_generated_code_size_in_bytes,
+        host_argument_size_in_bytes: stats.host_argument_size_in_bytes,
+        host_output_size_in_bytes: stats.host_output_size_in_bytes,
+        host_alias_size_in_bytes: stats.host_alias_size_in_bytes,
+        host_temp_size_in_bytes: stats.host_temp_size_in_bytes,
+        serialized_buffer_assignment: Vec::new(),
+    }
+}
