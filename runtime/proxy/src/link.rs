@@ -263,10 +263,8 @@ impl Link {
         self.lane.push(op::Op::Unload(Unload { executable }));
     }
 
-    /// Tells the worker that the bytes of a put will not come. Never waits.
-    pub(crate) fn cancel_put(&self, transfer: u64) {
-        let status =
-            status::failed_precondition("the client went away before the array's bytes came");
+    /// Tells the worker that the bytes of a put will not come, and why. Never waits.
+    pub(crate) fn cancel_put(&self, transfer: u64, status: Status) {
         let cancel = op::Op::CancelPut(CancelPut {
             transfer,
             status: Some(status),

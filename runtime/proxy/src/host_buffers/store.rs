@@ -31,6 +31,12 @@ impl Store {
     /// # Errors
     /// INVALID_ARGUMENT past the announced size, RESOURCE_EXHAUSTED when the file cannot take it.
     pub(crate) async fn push(&self, bytes: Bytes) -> Result<(), Status> {
+        let taken = self.take(bytes).await;
+        // So that the array fails for this reason too, and not for a store that ended.
+        taken.inspect_err(|status| self.end(Err(status.clone())))
+    }
+
+    async fn take(&self, bytes: Bytes) -> Result<(), Status> {
         if bytes.is_empty() {
             return Ok(());
         }
@@ -105,15 +111,17 @@ impl Store {
     /// INVALID_ARGUMENT when fewer bytes came than announced.
     pub(crate) fn finish(mut self) -> Result<(), Status> {
         let received = lock(&self.incoming.contents).received;
-        if received != self.size {
-            return Err(status::invalid_argument(format!(
+        let result = if received == self.size {
+            Ok(())
+        } else {
+            Err(status::invalid_argument(format!(
                 "host buffer {} was announced with {} bytes, {received} came",
                 self.handle, self.size
-            )));
-        }
+            )))
+        };
         self.done = true;
-        self.end(Ok(()));
-        Ok(())
+        self.end(result.clone());
+        result
     }
 
     fn end(&self, result: Result<(), Status>) {

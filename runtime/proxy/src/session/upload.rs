@@ -1,6 +1,9 @@
 //! Host bytes on their way to the workers.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, OnceLock},
+};
 
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -97,6 +100,7 @@ impl Session {
                     link,
                     transfer,
                     done: false,
+                    why: None,
                 };
                 self.tasks.spawn(put.run(Arc::clone(&buffer)));
             }
@@ -110,6 +114,8 @@ struct PendingPut {
     link: Arc<Link>,
     transfer: u64,
     done: bool,
+    /// Why the bytes do not come.
+    why: Option<Status>,
 }
 
 impl PendingPut {
@@ -118,7 +124,8 @@ impl PendingPut {
             Ok(()) => self.done = true,
             // The drop that follows fails the shards at the worker; who asks for the array hears it there.
             Err(status) => {
-                tracing::warn!(worker = %self.link.name, error = %status.message, "a host buffer did not reach its worker")
+                tracing::warn!(worker = %self.link.name, error = %status.message, "a host buffer did not reach its worker");
+                self.why = Some(status);
             }
         }
     }
@@ -141,7 +148,9 @@ impl PendingPut {
                 .map(|_| ())
                 .map_err(|e| status::from_worker(&self.link.name, &e))
         };
-        let feed = async move {
+        let broken = OnceLock::new();
+        let feed = async {
+            let frames = frames;
             let mut next = Some(header);
             let mut index = 0;
             while let Some(frame) = next {
@@ -157,8 +166,11 @@ impl PendingPut {
                             given_up: true,
                             ..Default::default()
                         };
+                        let _ = broken.set(status);
                         let _ = frames.send(give_up).await;
-                        return Err(status);
+                        // The call ends by itself then. Giving it up here would reset its stream, and hyper shows the worker
+                        // a stream reset with CANCEL as one that just ended.
+                        return Ok(());
                     }
                 };
                 next = data.map(|data| DataFrame {
@@ -169,14 +181,19 @@ impl PendingPut {
             }
             Ok(())
         };
-        tokio::try_join!(call, feed).map(|_| ())
+        let ended = tokio::try_join!(call, feed).map(|_| ());
+        // What the buffer says is the cause of what the worker says.
+        broken.into_inner().map_or(ended, Err)
     }
 }
 
 impl Drop for PendingPut {
     fn drop(&mut self) {
         if !self.done {
-            self.link.cancel_put(self.transfer);
+            let why = self.why.take().unwrap_or_else(|| {
+                status::failed_precondition("the client went away before the array's bytes came")
+            });
+            self.link.cancel_put(self.transfer, why);
         }
     }
 }
