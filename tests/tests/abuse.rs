@@ -6,7 +6,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio_stream::StreamExt as _;
 use waystation_client::{Client, Error, Request, request};
-use waystation_proto::xla::ifrt::proxy::{CheckValueReadyRequest, GrpcHostBufferLookupRequest};
+use waystation_proto::xla::ifrt::proxy::{
+    CheckValueReadyRequest, GrpcHostBufferLookupRequest, MakeErrorArraysRequest,
+};
 use waystation_tests::{
     abuse::{self, open_store},
     cluster::Cluster,
@@ -132,6 +134,46 @@ async fn a_buffer_deleted_in_the_middle_of_its_store_fails_its_array_only() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_array_fails_with_what_became_of_its_bytes() {
+    let cluster = Cluster::start(1, 2).await;
+    let client = cluster.client().await;
+    // Too few for what the store says, and a store that its client breaks off.
+    let short = client.handle();
+    client
+        .call(request::make_array(short, &[1 << 20], &[0], None))
+        .await
+        .expect("its bytes may come later");
+    let stored = client
+        .store_as(short, 4 << 20, Bytes::from(vec![0; 1 << 20]))
+        .await;
+    assert_eq!(code(stored), INVALID_ARGUMENT);
+    let error = ready(&client, short).await.expect_err("its bytes lied");
+    assert_eq!(error.code(), Some(INVALID_ARGUMENT), "{error}");
+    assert!(error.to_string().contains("1048576 came"), "{error}");
+
+    let broken = client.handle();
+    client
+        .call(request::make_array(broken, &[1 << 20], &[0], None))
+        .await
+        .expect("its bytes may come later");
+    let (bytes, call) = open_store(&client, broken, 4 << 20);
+    bytes
+        .send(Bytes::from(vec![0; 1 << 20]))
+        .await
+        .expect("the store is open");
+    bytes
+        .send(Bytes::from(vec![0; 1 << 20]))
+        .await
+        .expect("the store has begun");
+    call.abort();
+    let error = ready(&client, broken).await.expect_err("broken off");
+    // Where the reset is taken for an end, too few bytes have come.
+    let codes = [Some(UNAVAILABLE), Some(INVALID_ARGUMENT)];
+    assert!(codes.contains(&error.code()), "{error}");
+    assert!(error.to_string().contains("host buffer"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fetch_ends_with_its_session_though_its_connection_stays() {
     let cluster = Cluster::start(1, 2).await;
     let client = cluster.client().await;
@@ -185,4 +227,21 @@ async fn a_session_full_of_waiting_requests_ends_with_its_client() {
     }
     drop(client);
     cluster.wait_until_empty(Duration::from_secs(20)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn handles_in_use_keep_their_arrays() {
+    let cluster = Cluster::start(1, 2).await;
+    let client = cluster.client().await;
+    let array = put(&client, 16).await;
+    let take = Request::MakeErrorArraysRequest(MakeErrorArraysRequest {
+        error: Some(waystation_proto::tensorflow::StatusProto {
+            code: 8,
+            ..Default::default()
+        }),
+        array_specs: vec![Default::default()],
+        array_handles: vec![array],
+    });
+    assert_eq!(code(client.call(take).await), INVALID_ARGUMENT);
+    ready(&client, array).await.expect("still the first one");
 }

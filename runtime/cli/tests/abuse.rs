@@ -115,6 +115,14 @@ async fn hostile_clients_leave_every_process_as_it_was() {
         witness.more(1).await;
         assert!(witness.rounds() > rounds, "the witness has come to a halt");
     }
+    abuse::unread_replies(address, 20_000, async {
+        for (name, was) in &before {
+            let is = cluster.parts()[name];
+            eprintln!("{name} with replies unread: {} KiB", is.resident_kib);
+            assert!(is.resident_kib < was.resident_kib + GROWTH_KIB, "{name}");
+        }
+    })
+    .await;
     let rounds = witness.end().await.expect("every result of the witness");
     eprintln!("{sessions} sessions of each sort; the other session did {rounds} rounds meanwhile");
     cluster.wait_until_empty(0);

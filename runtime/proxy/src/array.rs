@@ -127,7 +127,8 @@ pub(crate) type Value = Result<Array, Failure>;
 /// Why there is no array.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
-    pub(crate) status: Status,
+    /// Shared: one request may fail for any number of handles.
+    pub(crate) status: Arc<Status>,
     /// The request that failed; what the status names lives at least as long.
     pub(crate) context: UserContext,
 }

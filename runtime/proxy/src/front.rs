@@ -9,8 +9,6 @@ use std::{
 use bytes::Bytes;
 use futures::{StreamExt as _, stream::BoxStream};
 use prost::Message as _;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 use waystation_proto::{
@@ -20,7 +18,7 @@ use waystation_proto::{
         GrpcHostBufferDeleteResponse, GrpcHostBufferLookupRequest, GrpcHostBufferLookupResponse,
         GrpcHostBufferReadFromDiskRequest, GrpcHostBufferReadFromDiskResponse,
         GrpcHostBufferStoreMetadata, GrpcHostBufferStoreRequest, GrpcHostBufferStoreResponse,
-        IfrtRequest, IfrtResponse, grpc_ifrt_service_server::GrpcIfrtService,
+        IfrtRequest, grpc_ifrt_service_server::GrpcIfrtService,
     },
 };
 
@@ -28,7 +26,7 @@ use crate::{
     counters::Counters,
     host_buffers::{HostBuffers, HostMemory, Outgoing, Transfer},
     link::FRAME_BYTES,
-    session::{REPLY_QUEUE, Session, Shared},
+    session::{ReplyStream, Session, Shared},
     status,
     until::until,
     version,
@@ -134,7 +132,7 @@ impl Drop for OpenSession {
 
 #[tonic::async_trait]
 impl GrpcIfrtService for Front {
-    type IfrtSessionStream = ReceiverStream<Result<IfrtResponse, Status>>;
+    type IfrtSessionStream = ReplyStream;
     type HostBufferLookupStream = BoxStream<'static, Result<GrpcHostBufferLookupResponse, Status>>;
 
     async fn get_version(
@@ -156,8 +154,7 @@ impl GrpcIfrtService for Front {
         self.cluster_ready().await?;
         let buffers = Arc::new(HostBuffers::new(Arc::clone(&self.memory)));
         let open = self.open_session(&buffers);
-        let (replies, stream) = mpsc::channel(REPLY_QUEUE);
-        let session = Session::new(Arc::clone(&self.shared), open.id, buffers, replies);
+        let (session, replies) = Session::new(Arc::clone(&self.shared), open.id, buffers);
         let shutdown = self.shutdown.clone();
         tracing::info!(session = open.id, "session opened");
         // Ends with the client's stream or the proxy; dropping the session then frees what it held.
@@ -169,7 +166,7 @@ impl GrpcIfrtService for Front {
             tracing::info!(session = open.id, "session closed");
             drop(open);
         });
-        Ok(Response::new(ReceiverStream::new(stream)))
+        Ok(Response::new(replies))
     }
 
     async fn host_buffer_store(

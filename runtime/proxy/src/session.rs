@@ -9,6 +9,7 @@ mod arrays;
 mod copies;
 mod execute;
 mod init;
+mod minted;
 mod plugin_program;
 mod programs;
 mod remap;
@@ -30,19 +31,20 @@ use std::{
 
 use futures::future::BoxFuture;
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    sync::{OwnedSemaphorePermit, Semaphore},
     task::JoinSet,
 };
 use tokio_stream::StreamExt as _;
 use waystation_proto::xla::ifrt::proxy::{
-    IfrtRequest, IfrtResponse, ifrt_request::Request, ifrt_response::Response,
+    IfrtRequest, ifrt_request::Request, ifrt_response::Response,
 };
 
-pub(crate) use self::user_context::UserContext;
 use self::{
+    minted::Minted,
     replies::{Numbered, Replies},
     user_context::Destroyed,
 };
+pub(crate) use self::{replies::ReplyStream, user_context::UserContext};
 use crate::{
     array::{Array, Failure, Value},
     cluster::{Cluster, ClusterWatch},
@@ -57,10 +59,8 @@ pub(crate) use self::usage::{Held, Usages};
 
 /// The lowest handle that a server may mint; the client's own start at 1.
 const FIRST_SERVER_HANDLE: u64 = 1 << 48;
-/// Replies queued towards the client before the session stops reading.
-pub(crate) const REPLY_QUEUE: usize = 1024;
 /// Requests of one session that may be awaited at a time; beyond it the session stops reading.
-const MAX_AWAITED: usize = 1 << 14;
+const MAX_AWAITED: u32 = 1 << 14;
 
 /// What all sessions of a proxy share.
 #[derive(Debug)]
@@ -144,12 +144,12 @@ impl Session {
         shared: Arc<Shared>,
         id: u64,
         host_buffers: Arc<HostBuffers>,
-        replies: mpsc::Sender<Result<IfrtResponse, tonic::Status>>,
-    ) -> Self {
+    ) -> (Self, ReplyStream) {
         let destroyed = Arc::new(Destroyed::default());
         let number = shared.ids.next();
         let tables = Arc::new(Tables::default());
-        Self {
+        let (replies, stream) = Replies::new(Arc::clone(&destroyed));
+        let session = Self {
             number,
             usage: shared.usages.open(number, &tables),
             tables,
@@ -159,11 +159,12 @@ impl Session {
             values: HashMap::new(),
             host_buffers,
             next_handle: Arc::new(AtomicU64::new(FIRST_SERVER_HANDLE)),
-            replies: Arc::new(Replies::new(replies, Arc::clone(&destroyed))),
+            replies: Arc::new(replies),
             destroyed,
             tasks: JoinSet::new(),
-            awaited: Arc::new(Semaphore::new(MAX_AWAITED)),
-        }
+            awaited: Arc::new(Semaphore::new(MAX_AWAITED as usize)),
+        };
+        (session, stream)
     }
 
     /// Serves the stream to its end.
@@ -213,10 +214,15 @@ impl Session {
         };
         let minted = Minted::of(&request);
         let timed = timed(&request);
+        let places = places(&request);
         if let Some(reason) = self.host_buffers.verdict() {
             let reason = reason.clone();
             self.bind_failure(minted, &reason, &context);
             self.replies.send(op_id, Numbered::No, Err(reason)).await;
+            return;
+        }
+        if let Err(status) = self.check_free(&minted) {
+            self.replies.send(op_id, Numbered::No, Err(status)).await;
             return;
         }
         match self.handle(&context, request).await {
@@ -232,7 +238,10 @@ impl Session {
             }
             Ok(Outcome::Later(work)) => {
                 // Waiting for a place here stops the reading of the stream: the bound on what a session has in flight.
-                let place = Arc::clone(&self.awaited).acquire_owned().await.ok();
+                let place = Arc::clone(&self.awaited)
+                    .acquire_many_owned(places)
+                    .await
+                    .ok();
                 let work = match timed {
                     Some(times) => self.time(work, times, since),
                     None => work,
@@ -278,20 +287,6 @@ impl Session {
             replies.send(op_id, Numbered::Yes, result).await;
             drop((context, place));
         });
-    }
-
-    /// Later requests use result handles without waiting for this reply, so they must find the failure there.
-    fn bind_failure(&mut self, minted: Minted, status: &Status, context: &UserContext) {
-        let failure = || Failure {
-            status: status.clone(),
-            context: context.clone(),
-        };
-        for handle in minted.arrays {
-            self.values.insert(handle, Err(failure()));
-        }
-        if let Some(handle) = minted.status {
-            lock(&self.tables.futures).insert(handle, Future::Ready(Err(failure())));
-        }
     }
 
     async fn handle(&mut self, context: &UserContext, request: Request) -> Handled {
@@ -356,7 +351,7 @@ impl Session {
             ))),
             Some(Err(failure)) => {
                 context.depends_on(&failure.context);
-                Err(failure.status.clone())
+                Err(Status::clone(&failure.status))
             }
             Some(Ok(array)) if array.deleted => Err(status::invalid_argument(format!(
                 "array {handle} has been deleted or donated"
@@ -407,47 +402,20 @@ fn not_served(request: &str) -> Status {
     status::unimplemented(format!("{request} is not served by this Waystation"))
 }
 
+/// The places among those awaited that a request takes. Its answer is held until the client takes it, and a program's text
+/// may have any length.
+fn places(request: &Request) -> u32 {
+    match request {
+        Request::LoadedExecutableHumanReadableProgramTextRequest(_) => MAX_AWAITED / 4,
+        _ => 1,
+    }
+}
+
 /// The requests that a client waits for while it runs: where their time is counted.
 fn timed(request: &Request) -> Option<fn(&Counters) -> &Times> {
     match request {
         Request::CheckValueReadyRequest(_) => Some(|counters| &counters.ready),
         Request::CopyToHostBufferRequest(_) => Some(|counters| &counters.read),
         _ => None,
-    }
-}
-
-/// The handles that the client minted for a request's results.
-#[derive(Default)]
-struct Minted {
-    arrays: Vec<u64>,
-    status: Option<u64>,
-}
-
-impl Minted {
-    fn of(request: &Request) -> Self {
-        let arrays = match request {
-            Request::MakeArrayFromHostBufferRequest(r) => r.array_handle.into_iter().collect(),
-            Request::MakeArraysFromHostBufferShardsRequest(r) => r.array_handles.clone(),
-            Request::MakeErrorArraysRequest(r) => r.array_handles.clone(),
-            Request::AssembleArrayFromSingleDeviceArraysRequest(r) => vec![r.result_handle],
-            Request::DisassembleIntoSingleDeviceArraysRequest(r) => r.result_handles.clone(),
-            Request::FullyReplicatedShardRequest(r) => vec![r.result_handle],
-            Request::RemapArraysRequest(r) => r.result_handles.clone(),
-            Request::BitcastArraysRequest(r) => r.result_handles.clone(),
-            Request::ReshardArraysRequest(r) => r.result_handles.clone(),
-            Request::CopyArraysRequest(r) => r.result_handles.clone(),
-            Request::LoadedExecutableExecuteRequest(r) => r.result_array_handle.clone(),
-            _ => Vec::new(),
-        };
-        let status = match request {
-            Request::LoadedExecutableExecuteRequest(r)
-                if r.result_status_handle != 0
-                    && r.execute_options.as_ref().is_some_and(|o| o.fill_status) =>
-            {
-                Some(r.result_status_handle)
-            }
-            _ => None,
-        };
-        Self { arrays, status }
     }
 }

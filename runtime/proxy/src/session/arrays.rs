@@ -34,6 +34,9 @@ use crate::{
 /// The name under which jaxlib registers the layout message.
 const PJRT_LAYOUT: &str = "xla::ifrt::PjRtLayout";
 
+/// The largest error that a client may make arrays of, in bytes: every reply about such an array repeats it.
+const MAX_ERROR_BYTES: usize = 1 << 20;
+
 impl Session {
     /// One buffer that is the whole array, on one device or on many.
     pub(super) async fn make_array(
@@ -183,11 +186,18 @@ impl Session {
         if error.code == 0 {
             return Err(status::invalid_argument("MakeErrorArrays needs an error"));
         }
+        if error.encoded_len() > MAX_ERROR_BYTES {
+            return Err(status::invalid_argument(format!(
+                "MakeErrorArrays with an error of {} bytes, at most {MAX_ERROR_BYTES} are taken",
+                error.encoded_len()
+            )));
+        }
+        let error = Arc::new(error);
         let array_handles = handles
             .into_iter()
             .map(|handle| {
                 let failure = Failure {
-                    status: error.clone(),
+                    status: Arc::clone(&error),
                     context: context.clone(),
                 };
                 self.insert(handle, Err(failure))

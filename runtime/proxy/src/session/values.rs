@@ -58,7 +58,7 @@ impl Session {
             Some(Promised::Ready(Ok(()))) => Ok(Outcome::Now(response())),
             Some(Promised::Ready(Err(failure))) => {
                 context.depends_on(&failure.context);
-                Err(failure.status)
+                Err(Status::clone(&failure.status))
             }
             Some(Promised::Pending {
                 result,
