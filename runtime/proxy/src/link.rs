@@ -169,6 +169,7 @@ impl Link {
                 dead: None,
             }),
         });
+        tokio::spawn(queue::sweep(queue));
         // Holds the wire weakly, or ends with the stream: a dropped wire ends the task.
         let reader = Arc::downgrade(&wire);
         let worker = name.clone();

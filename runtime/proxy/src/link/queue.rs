@@ -5,8 +5,9 @@
 //! client that floods fills its own lane, is then not read any further, and is slowed by HTTP/2's windows.
 //!
 //! Clean-up (shards nobody refers to any more, transfers to release) is left by `Drop` code, which cannot wait. It rides on
-//! the lane's next op, or alone when there is none: whatever used the thing was queued in the same lane before, and a
-//! later op finds the room that it had taken.
+//! the lane's next op: whatever used the thing was queued in the same lane before, and a later op finds the room that it
+//! had taken. Where no op comes soon, [`sweep`] sends it alone. A client that drops one array a step so costs no
+//! message for it.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -16,9 +17,10 @@ use std::{
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker},
+    time::Duration,
 };
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_stream::Stream;
 use waystation_proto::waystation::worker::{Op, op};
 
@@ -26,6 +28,8 @@ use waystation_proto::waystation::worker::{Op, op};
 const LANE_OPS: usize = 64;
 /// Ids of one kind that ride on one op: freeing a million arrays must not hold up the worker at one go.
 const CLEANUP_IDS: usize = 4096;
+/// How long clean-up waits for an op to ride on.
+const RIDE_WAIT: Duration = Duration::from_millis(1);
 
 /// See the module.
 #[derive(Debug)]
@@ -33,6 +37,8 @@ pub(crate) struct Queue {
     inner: Mutex<Inner>,
     /// The proxy's sequence of launches (D2): an execution gets its number when it leaves.
     launches: Arc<AtomicU64>,
+    /// There is clean-up, or the queue is closed.
+    left_behind: Notify,
 }
 
 #[derive(Debug)]
@@ -40,6 +46,8 @@ struct Inner {
     lanes: HashMap<u64, Waiting>,
     /// The lanes that have something to send, each once, the next one first.
     turns: VecDeque<u64>,
+    /// [`Queue::left_behind`] has been told, and no sweep has been since.
+    sweep_due: bool,
     /// Ops that may leave before the worker has taken others.
     credit: u64,
     writer: Option<Waker>,
@@ -52,13 +60,19 @@ struct Waiting {
     ops: VecDeque<(Op, Option<OwnedSemaphorePermit>)>,
     drops: Vec<u64>,
     releases: Vec<u64>,
+    /// It is among the turns.
+    in_turn: bool,
     /// Its session is over: the lane goes when it is empty.
     left: bool,
 }
 
 impl Waiting {
-    fn is_empty(&self) -> bool {
-        self.ops.is_empty() && self.drops.is_empty() && self.releases.is_empty()
+    fn has_cleanup(&self) -> bool {
+        !self.drops.is_empty() || !self.releases.is_empty()
+    }
+
+    fn is_over(&self) -> bool {
+        self.left && !self.in_turn && self.ops.is_empty() && !self.has_cleanup()
     }
 
     /// The clean-up so far as an op of its own, as much of it as one op takes.
@@ -85,11 +99,13 @@ impl Queue {
             inner: Mutex::new(Inner {
                 lanes: HashMap::new(),
                 turns: VecDeque::new(),
+                sweep_due: false,
                 credit: 0,
                 writer: None,
                 closed: false,
             }),
             launches,
+            left_behind: Notify::new(),
         })
     }
 
@@ -105,19 +121,44 @@ impl Queue {
             return;
         }
         let waiting = inner.lanes.entry(lane).or_default();
-        let idle = waiting.is_empty();
         change(waiting);
-        let (busy, gone) = (!waiting.is_empty(), waiting.left && waiting.is_empty());
-        if gone {
+        let (busy, over) = (!waiting.ops.is_empty(), waiting.is_over());
+        let sweep = waiting.has_cleanup() && !inner.sweep_due;
+        inner.sweep_due |= sweep;
+        if over {
             inner.lanes.remove(&lane);
         }
-        let writer = if idle && busy {
-            inner.turns.push_back(lane);
+        let writer = if busy {
+            inner.take_turn(lane);
             inner.wake()
         } else {
             None
         };
         drop(inner);
+        if sweep {
+            self.left_behind.notify_one();
+        }
+        if let Some(writer) = writer {
+            writer.wake();
+        }
+    }
+
+    /// Has the clean-up of lanes without ops take its turn.
+    fn send_cleanup(&self) {
+        let writer = {
+            let mut inner = self.lock();
+            inner.sweep_due = false;
+            let lanes: Vec<u64> = inner
+                .lanes
+                .iter()
+                .filter(|(_, waiting)| waiting.has_cleanup())
+                .map(|(lane, _)| *lane)
+                .collect();
+            for lane in lanes {
+                inner.take_turn(lane);
+            }
+            inner.wake()
+        };
         if let Some(writer) = writer {
             writer.wake();
         }
@@ -151,6 +192,7 @@ impl Queue {
         };
         // With the queued ops go their permits: senders that wait find the lane closed.
         drop(lanes);
+        self.left_behind.notify_one();
         if let Some(writer) = writer {
             writer.wake();
         }
@@ -166,13 +208,25 @@ impl Queue {
             let Some(waiting) = inner.lanes.get_mut(&lane) else {
                 continue;
             };
+            waiting.in_turn = false;
             let mut op = match waiting.ops.pop_front() {
                 Some((op, _room)) => op,
-                None => waiting.cleanup(),
+                None if waiting.has_cleanup() => waiting.cleanup(),
+                // An op took along what the turn was for.
+                None => {
+                    if waiting.is_over() {
+                        inner.lanes.remove(&lane);
+                    }
+                    continue;
+                }
             };
-            if !waiting.is_empty() {
-                inner.turns.push_back(lane);
-            } else if waiting.left {
+            // Clean-up that is left here may still ride, unless the sweep has passed or is at it.
+            let swept = op.op.is_none() || !inner.sweep_due;
+            let more = !waiting.ops.is_empty() || (waiting.has_cleanup() && swept);
+            let over = waiting.is_over();
+            if more {
+                inner.take_turn(lane);
+            } else if over {
                 inner.lanes.remove(&lane);
             }
             inner.credit -= 1;
@@ -186,6 +240,15 @@ impl Queue {
 }
 
 impl Inner {
+    /// Puts a lane at the end of the turns, unless it is among them.
+    fn take_turn(&mut self, lane: u64) {
+        if let Some(waiting) = self.lanes.get_mut(&lane)
+            && !std::mem::replace(&mut waiting.in_turn, true)
+        {
+            self.turns.push_back(lane);
+        }
+    }
+
     /// The writer, when there is something for it to do.
     fn wake(&mut self) -> Option<Waker> {
         if self.credit > 0 && !self.turns.is_empty() {
@@ -193,6 +256,18 @@ impl Inner {
         } else {
             None
         }
+    }
+}
+
+/// Sends the clean-up that no op takes along, until the queue is closed.
+pub(super) async fn sweep(queue: Arc<Queue>) {
+    loop {
+        queue.left_behind.notified().await;
+        if queue.lock().closed {
+            return;
+        }
+        tokio::time::sleep(RIDE_WAIT).await;
+        queue.send_cleanup();
     }
 }
 

@@ -98,7 +98,10 @@ fn clean_up_rides_between_the_ops_before_and_after_it() {
     lane.release(8);
     lane.send(execute(1)).now_or_never().expect("room");
     lane.drop_shard(9);
-    let left = leaving(&mut ops);
+    let mut left = leaving(&mut ops);
+    assert_eq!(left.len(), 2, "the last drop waits for an op to ride on");
+    queue.send_cleanup();
+    left.extend(leaving(&mut ops));
     let shape: Vec<_> = left
         .iter()
         .map(|op| (op.op.is_some(), op.drops.clone(), op.releases.clone()))
@@ -130,6 +133,46 @@ fn much_clean_up_leaves_in_pieces_and_a_lane_goes_when_its_session_has() {
     dropped.sort_unstable();
     assert_eq!(dropped, (0..count).collect::<Vec<_>>());
     assert!(queue.lock().lanes.is_empty());
+}
+
+/// However the sweep falls between ops, what is dropped is sent once.
+#[test]
+fn a_sweep_sends_what_no_op_took_along() {
+    let (queue, mut ops) = queue(100);
+    let lane = Lane::open(&queue, 1);
+    lane.send(execute(0)).now_or_never().expect("room");
+    lane.drop_shard(1);
+    // The lane has an op still: the drop must follow it without another sweep.
+    queue.send_cleanup();
+    let left: Vec<_> = leaving(&mut ops).into_iter().map(|op| op.drops).collect();
+    assert_eq!(left, [vec![], vec![1]]);
+    // An op takes along what the sweep was for.
+    lane.drop_shard(2);
+    queue.send_cleanup();
+    lane.send(execute(1)).now_or_never().expect("room");
+    let left: Vec<_> = leaving(&mut ops).into_iter().map(|op| op.drops).collect();
+    assert_eq!(left, [vec![2]]);
+    lane.drop_shard(3);
+    drop(lane);
+    assert!(leaving(&mut ops).is_empty());
+    queue.send_cleanup();
+    let left: Vec<_> = leaving(&mut ops).into_iter().map(|op| op.drops).collect();
+    assert_eq!(left, [vec![3]]);
+    assert!(queue.lock().lanes.is_empty());
+}
+
+#[tokio::test]
+async fn the_sweep_comes_by_itself_and_ends_with_the_queue() {
+    let (queue, mut ops) = queue(100);
+    let sweeping = tokio::spawn(sweep(Arc::clone(&queue)));
+    let lane = Lane::open(&queue, 1);
+    for shard in 0..3 {
+        lane.drop_shard(shard);
+        let op = ops.next().await.expect("open");
+        assert_eq!((op.op, op.drops), (None, vec![shard]));
+    }
+    drop(ops);
+    sweeping.await.expect("no panic");
 }
 
 #[test]
