@@ -11,11 +11,6 @@ import time
 
 import parts
 
-SERVER_VARIABLES = (
-    "JAX_PLATFORMS", "JAX_BACKEND_TARGET", "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS", "WAYSTATION_STATUS_URL"
-)  # fmt: skip
-
-
 def main():
     # Whatever else writes to stdout must not come between the answers.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -27,13 +22,7 @@ def main():
     import jax
 
     device = jax.devices()[0]
-    hello = {
-        "platform": device.platform,
-        "runtime": getattr(device.client, "runtime_type", ""),
-        "jax": jax.__version__,
-        # What makes another process a client of the same server.
-        "environment": {name: os.environ[name] for name in SERVER_VARIABLES if name in os.environ},
-    }
+    hello = {"platform": device.platform, "runtime": getattr(device.client, "runtime_type", ""), "jax": jax.__version__}
     print(json.dumps(hello), file=answers)
     known = {}
     for line in sys.stdin:

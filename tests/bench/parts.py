@@ -66,25 +66,6 @@ def latency():
     return leg
 
 
-def load():
-    """Many small calls, for as long as asked: aggregate rates of several clients, and what a flood is made of."""
-    import jax
-
-    add = jax.jit(lambda x: x + 1)
-    x = jax.device_put(np.arange(8, dtype=np.float32))
-    add(x).block_until_ready()
-
-    def leg(seconds=1.0, batch=200):
-        start, calls = now(), 0
-        while now() - start < seconds:
-            results = [add(x) for _ in range(batch)]
-            jax.block_until_ready(results)
-            calls += batch
-        return {"calls_per_second": calls / (now() - start), "calls": calls}
-
-    return leg
-
-
 def transfer(size_bytes, shards=1):
     """Puts an array, whole or cut over devices, and fetches it back; every fetch is of an array never fetched before."""
     import jax
@@ -262,7 +243,10 @@ def status():
 
     def leg():
         with urllib.request.urlopen(os.environ["WAYSTATION_STATUS_URL"], timeout=30) as page:
-            return {"status": json.load(page)}
+            found = json.load(page)
+        # Where clients without Python connect.
+        found["address"] = os.environ["JAX_BACKEND_TARGET"].removeprefix("grpc://")
+        return {"status": found}
 
     return leg
 
@@ -271,7 +255,6 @@ PARTS = {
     "status": status,
     "dispatch": dispatch,
     "latency": latency,
-    "load": load,
     "transfer": transfer,
     "train": train,
     "compile": compile_once,

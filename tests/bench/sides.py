@@ -128,8 +128,9 @@ class Side:
 class Sides:
     """Makes sides; knows where the binaries are."""
 
-    def __init__(self, binary, null_server, logs, transport):
+    def __init__(self, binary, null_server, load, logs, transport):
         self.binary = binary
+        self.load = load
         self.transport = transport
         self.null_binary = null_server
         self.logs = pathlib.Path(logs)
@@ -151,14 +152,11 @@ class Sides:
         )
         return Side("plugin", [], env, self._log("plugin"))
 
-    def waystation(self, *flags, devices=1):
+    def waystation(self, *flags, devices=1, transport=None):
         """A client under `waystation run`: proxy, resource manager and one worker."""
-        command = [self.binary, "run", "--workers", "1", "--devices_per_worker", devices, "--transport", self.transport]
+        command = [self.binary, "run", "--workers", "1", "--devices_per_worker", devices]
+        command += ["--transport", transport or self.transport]
         return Side("waystation", [str(word) for word in (*command, *flags, "--")], environment(), self._log("waystation"))
-
-    def another(self, side, number):
-        """One more client of a side's server."""
-        return Side(side.name, [], environment(**side.hello["environment"]), self._log(f"{side.name}-client-{number}"))
 
     def null(self, devices=1):
         """A client of the null server."""

@@ -118,6 +118,20 @@ impl Party {
     }
 }
 
+/// The rounds of a client on a thread of its own: beside the crowd's tasks it would wait for their turns in this process.
+async fn quiet(address: &str, limit: Duration) -> Result<Vec<Duration>, Error> {
+    let address = address.to_owned();
+    let rounds = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|_| Error::SessionEnded)?;
+        runtime.block_on(async { Party::join(&address).await?.rounds(limit).await })
+    };
+    let thread = tokio::task::spawn_blocking(rounds);
+    thread.await.map_err(|_| Error::SessionEnded)?
+}
+
 /// Floods with so many clients while `meanwhile` runs; gives the executes a second, and its result.
 async fn crowd<T>(
     address: &str,
@@ -160,10 +174,9 @@ async fn measure(options: &Options) -> Result<String, Error> {
     let address = &options.address;
     let (one, ()) = crowd(address, 1, pause()).await?;
     let (all, ()) = crowd(address, options.clients, pause()).await?;
-    let mut quiet = Party::join(address).await?;
-    let alone = quiet.rounds(limit).await?;
+    let alone = quiet(address, limit).await?;
     let others = options.clients.saturating_sub(1);
-    let (_, among) = crowd(address, others, quiet.rounds(limit)).await?;
+    let (_, among) = crowd(address, others, quiet(address, limit)).await?;
     Ok(format!(
         "{{\"clients\": {}, \"one_per_second\": {one:.0}, \"all_per_second\": {all:.0}, \
          \"alone_p50_us\": {}, \"alone_p99_us\": {}, \"among_p50_us\": {}, \"among_p99_us\": {}}}",
