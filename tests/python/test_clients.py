@@ -12,6 +12,7 @@ MARK = "@@check "
 RUNS = [
     ("devices", 1, 8),
     ("arrays", 1, 8),
+    ("layouts", 1, 8),
     ("programs", 1, 8),
     ("errors", 1, 8),
     ("contexts", 1, 8),

@@ -160,6 +160,25 @@ impl Buffer {
             .map_err(|_| Error::contract("PJRT_Buffer_OnDeviceSizeInBytes", "gave no size"))
     }
 
+    /// The order in which the device lays the dimensions out, the one that varies fastest first; `None` where there is more
+    /// to the layout than that.
+    ///
+    /// # Errors
+    ///
+    /// What the plugin reports.
+    pub fn minor_to_major(&self) -> Result<Option<Vec<i64>>, Error> {
+        let mut args = sys::PJRT_Buffer_GetMemoryLayout_Args::new();
+        args.buffer = self.raw();
+        // SAFETY: the buffer is live, and what the layout refers to with it.
+        let order = unsafe {
+            self.inner().api().call(&mut args)?;
+            let tiled = &args.layout.tiled;
+            let plain = args.layout.kind == sys::LAYOUT_TILED && tiled.num_tiles == 0;
+            plain.then(|| api::slice(tiled.minor_to_major, tiled.minor_to_major_size).to_vec())
+        };
+        Ok(order)
+    }
+
     /// Bytes that [`Buffer::to_host`] writes: dense, row-major, at least a byte an element.
     ///
     /// # Errors

@@ -288,7 +288,25 @@ impl Client {
         byte_strides: Option<&[i64]>,
         memory: &Memory,
     ) -> Result<Buffer, Error> {
-        from_host::from_host(self, host, ty, dims, byte_strides, memory)
+        from_host::from_host(self, host, ty, dims, byte_strides, None, memory)
+    }
+
+    /// As [`Client::buffer_from_host`] for dense bytes, with the order in which the device lays the dimensions out, the one
+    /// that varies fastest first.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::buffer_from_host`]; [`crate::Code::InvalidArgument`] also for an order that does not name each
+    /// dimension once, or an array without elements.
+    pub fn buffer_from_host_in_order(
+        &self,
+        host: HostBytes,
+        ty: ElementType,
+        dims: &[i64],
+        minor_to_major: &[i64],
+        memory: &Memory,
+    ) -> Result<Buffer, Error> {
+        from_host::from_host(self, host, ty, dims, None, Some(minor_to_major), memory)
     }
 
     /// The layout that the plugin gives an array where nothing else is asked, as XLA writes it, such as `{1,0}`.

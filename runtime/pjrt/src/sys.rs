@@ -25,6 +25,8 @@ pub(crate) use ffi::*;
 pub(crate) use table::*;
 
 use std::ffi::{c_char, c_int, c_void};
+use std::mem::offset_of;
+use std::ptr::{null, null_mut};
 
 /// Handles that the plugin owns and we only pass around.
 macro_rules! opaque {
@@ -142,6 +144,26 @@ pub(crate) struct PJRT_Buffer_MemoryLayout {
     pub(crate) extension_start: *mut PJRT_Extension_Base,
     pub(crate) tiled: PJRT_Buffer_MemoryLayout_Tiled,
     pub(crate) kind: c_int,
+}
+
+impl PJRT_Buffer_MemoryLayout {
+    /// The layout of that order of dimensions, without tiles. It refers to `minor_to_major`, which must outlive its use.
+    pub(crate) fn of(minor_to_major: &[i64]) -> Self {
+        Self {
+            struct_size: offset_of!(Self, kind) + size_of::<c_int>(),
+            extension_start: null_mut(),
+            tiled: PJRT_Buffer_MemoryLayout_Tiled {
+                struct_size: size_of::<PJRT_Buffer_MemoryLayout_Tiled>(),
+                extension_start: null_mut(),
+                minor_to_major: minor_to_major.as_ptr(),
+                minor_to_major_size: minor_to_major.len(),
+                tile_dims: null(),
+                tile_dim_sizes: null(),
+                num_tiles: 0,
+            },
+            kind: LAYOUT_TILED,
+        }
+    }
 }
 
 /// What the plugin may do with host bytes after the call returns.

@@ -14,6 +14,7 @@ mod error;
 mod front;
 mod host_buffers;
 mod large_transfers;
+mod layout;
 mod link;
 mod serve;
 mod session;

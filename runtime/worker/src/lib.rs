@@ -25,6 +25,7 @@ mod geometry;
 mod heap;
 mod host;
 mod join;
+mod layout;
 mod ledger;
 mod linalg;
 mod make;

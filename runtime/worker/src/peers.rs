@@ -13,7 +13,7 @@ use waystation_proto::{
     waystation::worker::{FetchDataRequest, worker_client::WorkerClient},
 };
 
-use crate::{host, status};
+use crate::{host, layout::Order, status};
 
 /// Windows of every connection between our parts: with tonic's defaults h2 ends a connection that has a few thousand small
 /// messages unread, and large transfers wait for each round trip.
@@ -54,14 +54,14 @@ impl Peers {
         Ok(channel)
     }
 
-    /// Fetches a transfer of exactly `bytes` bytes.
+    /// Fetches a transfer of exactly `bytes` bytes, and how the device there laid them out.
     pub(crate) async fn fetch(
         &self,
         address: &str,
         epoch: u64,
         transfer: u64,
         bytes: usize,
-    ) -> Result<AlignedBytes, StatusProto> {
+    ) -> Result<(AlignedBytes, Order), StatusProto> {
         let gone = |error: &tonic::Status| {
             status::of_grpc(error).unwrap_or_else(|| {
                 status::of(
@@ -82,15 +82,17 @@ impl Peers {
             .map_err(|error| gone(&error))?
             .into_inner();
         let mut data: Option<AlignedBytes> = None;
+        let mut order = None;
         let mut filled = 0usize;
         while let Some(frame) = frames.message().await.map_err(|error| gone(&error))? {
-            if let Some(header) = frame.header
-                && header.size_bytes != bytes as u64
-            {
-                return Err(status::invalid(format!(
-                    "transfer {transfer} of the worker at {address} has {} bytes, {bytes} are needed",
-                    header.size_bytes
-                )));
+            if let Some(header) = frame.header {
+                if header.size_bytes != bytes as u64 {
+                    return Err(status::invalid(format!(
+                        "transfer {transfer} of the worker at {address} has {} bytes, {bytes} are needed",
+                        header.size_bytes
+                    )));
+                }
+                order = Some(header.minor_to_major).filter(|order| !order.is_empty());
             }
             let data = match &mut data {
                 Some(data) => data,
@@ -108,7 +110,7 @@ impl Peers {
             filled = end;
         }
         match data {
-            Some(data) if filled == bytes => Ok(data),
+            Some(data) if filled == bytes => Ok((data, order)),
             _ => Err(status::of(
                 Code::DataLoss,
                 format!(

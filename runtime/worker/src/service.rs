@@ -21,7 +21,7 @@ use crate::{
     host,
     outbox::{Gauge, Inbox, outbox},
     report::Report,
-    session::{Begun, Broken, Fetch, Session},
+    session::{Begun, Broken, Copied, Fetch, Session},
     status,
     window::Window,
 };
@@ -106,6 +106,7 @@ impl Worker for Service {
                     epoch,
                     transfer,
                     size_bytes,
+                    ..
                 }),
             data,
             ..
@@ -158,9 +159,9 @@ impl Worker for Service {
         let bytes = there
             .await
             .map_err(|_| Status::invalid_argument(format!("lease {epoch} has ended")))?;
-        let bytes = bytes.map_err(|fault| status::to_grpc(&fault))?;
+        let copied = bytes.map_err(|fault| status::to_grpc(&fault))?;
         Ok(Response::new(Box::pin(tokio_stream::iter(frames(
-            epoch, transfer, bytes,
+            epoch, transfer, copied,
         )))))
     }
 
@@ -351,7 +352,7 @@ async fn receive(
 fn frames(
     epoch: u64,
     transfer: u64,
-    bytes: Bytes,
+    Copied { bytes, order }: Copied,
 ) -> impl Iterator<Item = Result<DataFrame, Status>> + Send {
     let size_bytes = bytes.len() as u64;
     let count = bytes.len().div_ceil(FRAME_BYTES).max(1);
@@ -362,6 +363,7 @@ fn frames(
             epoch,
             transfer,
             size_bytes,
+            minor_to_major: order.clone().unwrap_or_default(),
         });
         Ok(DataFrame {
             header,
@@ -375,6 +377,10 @@ fn frames(
 mod tests {
     use super::*;
 
+    fn copied(bytes: Bytes) -> Copied {
+        Copied { bytes, order: None }
+    }
+
     #[test]
     fn frames_cover_a_transfer_once() {
         let bytes = Bytes::from(
@@ -383,13 +389,23 @@ mod tests {
                 .take(FRAME_BYTES * 2 + 3)
                 .collect::<Vec<u8>>(),
         );
-        let all: Vec<DataFrame> = frames(1, 2, bytes.clone()).map(Result::unwrap).collect();
+        let all: Vec<DataFrame> = frames(1, 2, copied(bytes.clone()))
+            .map(Result::unwrap)
+            .collect();
         assert_eq!(all.len(), 3);
-        assert_eq!(all[0].header.unwrap().size_bytes, bytes.len() as u64);
+        assert_eq!(
+            all[0].header.as_ref().unwrap().size_bytes,
+            bytes.len() as u64
+        );
         assert!(all[1].header.is_none());
         let joined: Vec<u8> = all.iter().flat_map(|frame| frame.data.to_vec()).collect();
         assert_eq!(joined, bytes);
-        let empty: Vec<DataFrame> = frames(1, 2, Bytes::new()).map(Result::unwrap).collect();
-        assert_eq!((empty.len(), empty[0].header.unwrap().size_bytes), (1, 0));
+        let empty: Vec<DataFrame> = frames(1, 2, copied(Bytes::new()))
+            .map(Result::unwrap)
+            .collect();
+        assert_eq!(
+            (empty.len(), empty[0].header.as_ref().unwrap().size_bytes),
+            (1, 0)
+        );
     }
 }

@@ -31,7 +31,7 @@ use self::{
 };
 pub(crate) use self::{
     put::{Begun, Broken},
-    read::Fetch,
+    read::{Copied, Fetch},
 };
 use crate::{
     core::Core,

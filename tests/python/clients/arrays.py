@@ -8,7 +8,9 @@ import jax
 import ml_dtypes
 import numpy as np
 from harness import NATIVE, Skip, check, main, raises, server_only, status
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, SingleDeviceSharding
+from jax.experimental.layout import Format, Layout
+from jax.sharding import NamedSharding, PartitionSpec as P, SingleDeviceSharding
+from values import fresh, grid, sample, same
 
 DTYPES = [
     np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64,
@@ -18,38 +20,6 @@ DTYPES = [
 ]  # fmt: skip
 
 jax.config.update("jax_enable_x64", True)
-
-
-def grid(rows, columns, names=("x", "y"), devices=None):
-    devices = jax.devices() if devices is None else devices
-    return Mesh(np.array(devices[: rows * columns]).reshape(rows, columns), names)
-
-
-def sample(dtype, shape):
-    count = int(np.prod(shape))
-    values = np.random.default_rng(7).integers(-8, 8, count)
-    if np.dtype(dtype) == np.bool_:
-        values = values > 0
-    elif np.dtype(dtype).kind == "u" or dtype == ml_dtypes.uint4:
-        values = np.abs(values)
-    elif np.dtype(dtype).kind == "c":
-        values = values + 1j * values[::-1]
-    return values.astype(dtype).reshape(shape)
-
-
-def same(array, expected):
-    """Bit for bit, shape and type included."""
-    fetched = np.asarray(array)
-    assert fetched.dtype == expected.dtype, (fetched.dtype, expected.dtype)
-    assert fetched.shape == expected.shape, (fetched.shape, expected.shape)
-    assert np.ascontiguousarray(fetched).tobytes() == np.ascontiguousarray(expected).tobytes()
-
-
-def fresh(array):
-    """The same array without the value that the client keeps of it."""
-    return jax.make_array_from_single_device_arrays(
-        array.shape, array.sharding, [shard.data for shard in array.addressable_shards]
-    )
 
 
 @check
@@ -176,6 +146,20 @@ def copies_between_devices():
     same(array, value)
     back = jax.device_put(jax.device_put(value, jax.devices()[6]), jax.devices()[1])
     same(back, value)
+
+
+@check
+def a_layout_is_kept_between_devices():
+    if NATIVE and jax.version.__version_info__ < (0, 11):
+        raise Skip("native JAX forgets the layout")
+    value = np.arange(16 * 8, dtype=np.float32).reshape(16, 8)
+    array = jax.device_put(value, Format(Layout((1, 0)), SingleDeviceSharding(jax.devices()[0])))
+    for device in (jax.devices()[1], jax.devices()[-1]):
+        moved = jax.device_put(array, device)
+        assert moved.devices() == {device}
+        same(moved, value)
+        # The program takes the array as the client believes it to lie on the device.
+        same(jax.jit(lambda x: x * 2, in_shardings=moved.format)(moved), value * 2)
 
 
 @check

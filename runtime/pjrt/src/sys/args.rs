@@ -324,6 +324,10 @@ calls! { PJRT_Api:
         dims: *const i64,
         num_dims: usize,
     });
+    PJRT_Buffer_GetMemoryLayout(PJRT_Buffer_GetMemoryLayout_Args {
+        buffer: *mut PJRT_Buffer,
+        layout: PJRT_Buffer_MemoryLayout,
+    });
     PJRT_Buffer_OnDeviceSizeInBytes(PJRT_Buffer_OnDeviceSizeInBytes_Args {
         buffer: *mut PJRT_Buffer,
         on_device_size_in_bytes: usize,

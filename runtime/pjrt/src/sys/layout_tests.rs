@@ -18,6 +18,7 @@ const SIZES: &[(&str, usize, usize)] = sizes! {
     PJRT_Buffer_Destroy_Args = 24;
     PJRT_Buffer_Dimensions_Args = 40;
     PJRT_Buffer_ElementType_Args = 28;
+    PJRT_Buffer_GetMemoryLayout_Args = 104;
     PJRT_Buffer_IsDeleted_Args = 25;
     PJRT_Buffer_OnDeviceSizeInBytes_Args = 32;
     PJRT_Buffer_ReadyEvent_Args = 32;

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::event::RawEvent;
 use crate::host::{ALIGNMENT, HostBytes};
 use crate::sys::{self, host_semantics};
-use std::ptr::null;
+use std::ptr::{null, null_mut};
 
 const FUNCTION: &str = "PJRT_Client_BufferFromHostBuffer";
 
@@ -19,6 +19,7 @@ pub(crate) fn from_host(
     ty: ElementType,
     dims: &[i64],
     byte_strides: Option<&[i64]>,
+    minor_to_major: Option<&[i64]>,
     memory: &Memory,
 ) -> Result<Buffer, Error> {
     client.0.owns(memory.client, FUNCTION)?;
@@ -26,6 +27,10 @@ pub(crate) fn from_host(
     let bytes = (*host).as_ref();
     let start = first_element(bytes.len(), ty, dims, byte_strides)?;
     let data = bytes.as_ptr().wrapping_add(start);
+    if let Some(order) = minor_to_major {
+        check_order(order, dims)?;
+    }
+    let mut layout = minor_to_major.map(sys::PJRT_Buffer_MemoryLayout::of);
     let aligned = data.align_offset(ALIGNMENT) == 0;
 
     let mut args = sys::PJRT_Client_BufferFromHostBuffer_Args::new();
@@ -43,8 +48,10 @@ pub(crate) fn from_host(
     };
     args.device = memory.device;
     args.memory = memory.raw;
+    args.device_layout = layout.as_mut().map_or(null_mut(), std::ptr::from_mut);
     // SAFETY: the client, device and memory are live and belong together; the bytes at `data` reach as far as
-    // type, dims and strides say (`first_element`), are immutable, and live until the event below is ready.
+    // type, dims and strides say (`first_element`), are immutable, and live until the event below is ready; the layout
+    // is an order of the dims and lives across the call.
     unsafe { client.0.api().call(&mut args)? };
     // SAFETY: both come from the call just made, which handed them over.
     let (done, buffer) = unsafe {
@@ -65,6 +72,19 @@ pub(crate) fn from_host(
         }
     }
     buffer
+}
+
+/// Refuses what does not name each dimension once, and layouts of empty arrays, on which some plugins break.
+fn check_order(order: &[i64], dims: &[i64]) -> Result<(), Error> {
+    let mut sorted = order.to_vec();
+    sorted.sort_unstable();
+    if !sorted.into_iter().eq((0_i64..).take(dims.len())) || dims.contains(&0) {
+        return Err(Error::invalid(
+            FUNCTION,
+            format!("{order:?} is no layout for an array of {dims:?}"),
+        ));
+    }
+    Ok(())
 }
 
 /// Offset in the host's bytes of the element at index zero, once it is clear that every element lies within.
@@ -156,6 +176,21 @@ mod tests {
             first(8, &[i64::MAX, i64::MAX, i64::MAX], None),
             Err(Code::InvalidArgument)
         );
+    }
+
+    #[test]
+    fn a_layout_names_each_dimension_once() {
+        assert!(check_order(&[0, 1], &[2, 3]).is_ok());
+        assert!(check_order(&[1, 2, 0], &[2, 3, 4]).is_ok());
+        for (order, dims) in [
+            (&[0, 0][..], &[2, 3][..]),
+            (&[0], &[2, 3]),
+            (&[0, 2], &[2, 3]),
+            (&[0, 1], &[0, 3]),
+        ] {
+            let error = check_order(order, dims).expect_err("no layout");
+            assert_eq!(error.code(), Code::InvalidArgument, "{order:?} {dims:?}");
+        }
     }
 
     #[test]

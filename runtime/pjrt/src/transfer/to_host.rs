@@ -5,12 +5,11 @@ use crate::completion::{self, Completion};
 use crate::error::Error;
 use crate::event::RawEvent;
 use crate::host::AlignedBytes;
-use crate::sys::{self, LAYOUT_TILED};
+use crate::sys;
 use std::ffi::c_void;
 use std::future::Future;
-use std::mem::offset_of;
 use std::pin::Pin;
-use std::ptr::{null, null_mut};
+use std::ptr::null_mut;
 use std::task::{Context, Poll};
 
 /// A copy to the host under way: a future of the bytes, or a callback with them. Dropping it lets the copy run to
@@ -65,20 +64,7 @@ unsafe fn call(
         .into_iter()
         .rev()
         .collect();
-    let mut layout = sys::PJRT_Buffer_MemoryLayout {
-        struct_size: offset_of!(sys::PJRT_Buffer_MemoryLayout, kind) + size_of::<i32>(),
-        extension_start: null_mut(),
-        tiled: sys::PJRT_Buffer_MemoryLayout_Tiled {
-            struct_size: size_of::<sys::PJRT_Buffer_MemoryLayout_Tiled>(),
-            extension_start: null_mut(),
-            minor_to_major: minor_to_major.as_ptr(),
-            minor_to_major_size: minor_to_major.len(),
-            tile_dims: null(),
-            tile_dim_sizes: null(),
-            num_tiles: 0,
-        },
-        kind: LAYOUT_TILED,
-    };
+    let mut layout = sys::PJRT_Buffer_MemoryLayout::of(&minor_to_major);
     let mut args = sys::PJRT_Buffer_ToHostBuffer_Args::new();
     args.src = buffer.raw();
     args.host_layout = &raw mut layout;

@@ -276,3 +276,32 @@ pub(crate) fn fetching_needs_room(which: Which) {
         futures::executor::block_on(buffer.to_host(long).expect("it starts")).expect("the bytes");
     assert_eq!(&*bytes, bytes_of(&[1.0, 2.0]));
 }
+
+pub(crate) fn layouts_are_kept_and_told(which: Which) {
+    let client = which.client();
+    let bytes = bytes_of(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    for order in [[0, 1], [1, 0]] {
+        let buffer = client
+            .buffer_from_host_in_order(
+                aligned(&bytes),
+                ElementType::F32,
+                &[2, 3],
+                &order,
+                memory(&client),
+            )
+            .expect("a buffer");
+        assert_eq!(buffer.minor_to_major(), Ok(Some(order.to_vec())));
+        // Row-major on the host, whatever lies on the device; one plugin gives what lies there.
+        if which != Which::FastAtomStruct {
+            assert_eq!(fetch(&buffer), Ok(bytes.clone()), "{order:?}");
+        }
+    }
+    let refused = client.buffer_from_host_in_order(
+        aligned(&[]),
+        ElementType::F32,
+        &[0, 3],
+        &[0, 1],
+        memory(&client),
+    );
+    assert_eq!(code(refused), Some(Code::InvalidArgument));
+}

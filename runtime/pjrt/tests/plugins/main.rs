@@ -39,6 +39,7 @@ on_every_plugin! {
     arrays:
         shapes_survive
         strides_are_followed
+        layouts_are_kept_and_told
         wrong_arguments_are_refused
         copies_between_devices_and_memories
         deletion

@@ -3,22 +3,15 @@
 use std::sync::Arc;
 
 use prost::Message as _;
-use waystation_proto::xla::{
-    self,
-    ifrt::{
-        self, PjRtLayoutProto,
-        proxy::{
-            AssembleArrayFromSingleDeviceArraysRequest,
-            AssembleArrayFromSingleDeviceArraysResponse, DeleteArrayRequest, DeleteArrayResponse,
-            DestructArrayRequest, DestructArrayResponse, DisassembleIntoSingleDeviceArraysRequest,
-            DisassembleIntoSingleDeviceArraysResponse, FullyReplicatedShardRequest,
-            FullyReplicatedShardResponse, IsArrayDeletedRequest, IsArrayDeletedResponse,
-            MakeArrayFromHostBufferRequest, MakeArrayFromHostBufferResponse,
-            MakeArraysFromHostBufferShardsRequest, MakeArraysFromHostBufferShardsResponse,
-            MakeErrorArraysRequest, MakeErrorArraysResponse, ifrt_response::Response,
-            make_arrays_from_host_buffer_shards_request::MakeArraysFromHostBufferShardsSpec,
-        },
-    },
+use waystation_proto::xla::ifrt::proxy::{
+    AssembleArrayFromSingleDeviceArraysRequest, AssembleArrayFromSingleDeviceArraysResponse,
+    DeleteArrayRequest, DeleteArrayResponse, DestructArrayRequest, DestructArrayResponse,
+    DisassembleIntoSingleDeviceArraysRequest, DisassembleIntoSingleDeviceArraysResponse,
+    FullyReplicatedShardRequest, FullyReplicatedShardResponse, IsArrayDeletedRequest,
+    IsArrayDeletedResponse, MakeArrayFromHostBufferRequest, MakeArrayFromHostBufferResponse,
+    MakeArraysFromHostBufferShardsRequest, MakeArraysFromHostBufferShardsResponse,
+    MakeErrorArraysRequest, MakeErrorArraysResponse, ifrt_response::Response,
+    make_arrays_from_host_buffer_shards_request::MakeArraysFromHostBufferShardsSpec,
 };
 
 use super::{
@@ -28,11 +21,9 @@ use super::{
 use crate::{
     array::{Array, Failure, Shard},
     convert::{self, Sharding},
+    layout,
     status::{self, Status},
 };
-
-/// The name under which jaxlib registers the layout message.
-const PJRT_LAYOUT: &str = "xla::ifrt::PjRtLayout";
 
 /// The largest error that a client may make arrays of, in bytes: every reply about such an array repeats it.
 const MAX_ERROR_BYTES: usize = 1 << 20;
@@ -57,7 +48,7 @@ impl Session {
             dtype,
             dims: dims.clone(),
             byte_strides: request.byte_strides.map(|s| s.strides),
-            layout: layout(request.layout.and_then(|l| l.serialized_layout).as_ref())?,
+            layout: layout::of_message(request.layout.and_then(|l| l.serialized_layout).as_ref())?,
             memory_kind: sharding.memory_kind.clone().unwrap_or_default(),
             user_context: user_context.clone(),
         };
@@ -109,6 +100,7 @@ impl Session {
         let dims = convert::dims(array_spec.shape.as_ref())?;
         let sharding = convert::sharding(array_spec.sharding.as_ref())?;
         let shard_dims = sharding.shard_dims(&dims)?;
+        let layout = layout::of_text(array_spec.layout.as_deref())?;
         if spec.addressable_shard_indices.len() != spec.host_buffers.len() {
             return Err(status::invalid_argument(format!(
                 "{} host buffers come with {} lists of shard indices",
@@ -147,7 +139,7 @@ impl Session {
                 dtype,
                 dims: buffer_dims,
                 byte_strides: buffer.byte_strides.map(|s| s.strides),
-                layout: None,
+                layout: layout.clone(),
                 memory_kind: sharding.memory_kind.clone().unwrap_or_default(),
                 user_context: user_context.clone(),
             };
@@ -389,20 +381,4 @@ pub(super) fn result_handles(
         )));
     }
     Ok(given.iter().copied().map(Some).collect())
-}
-
-/// The device layout a client asks for; none is the plugin's default.
-fn layout(layout: Option<&ifrt::Serialized>) -> Result<Option<xla::LayoutProto>, Status> {
-    let Some(layout) = layout.filter(|l| !l.type_name.is_empty()) else {
-        return Ok(None);
-    };
-    if layout.type_name != PJRT_LAYOUT {
-        return Err(status::unimplemented(format!(
-            "layouts of type '{}' are not served",
-            layout.type_name
-        )));
-    }
-    let proto = PjRtLayoutProto::decode(layout.data.clone())
-        .map_err(|e| status::invalid_argument(format!("malformed layout: {e}")))?;
-    Ok(proto.xla_layout)
 }

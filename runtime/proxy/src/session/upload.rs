@@ -137,6 +137,7 @@ impl PendingPut {
                 epoch: self.link.epoch,
                 transfer: self.transfer,
                 size_bytes,
+                minor_to_major: Vec::new(),
             }),
             ..Default::default()
         };

@@ -11,7 +11,7 @@ use super::{Session, put::Placement};
 use crate::{
     counters,
     dtype::Dtype,
-    geometry,
+    geometry, layout,
     ledger::Charge,
     status,
     table::{Maker, Origin, Shard, Slot, Value},
@@ -77,24 +77,26 @@ impl Session {
         cause: Cause,
         charges: Vec<Charge>,
     ) {
+        let order = layout::of_buffer(&shard.buffer);
+        let same_order = layout::of_copy(order.clone(), &target.memory_kind) == order;
         let copied = self
             .core
             .memory(target.device, &target.memory_kind)
-            .map(|memory| shard.buffer.copy_to_memory(memory));
+            .map(|memory| same_order.then(|| shard.buffer.copy_to_memory(memory)));
         match copied {
-            Ok(Ok(buffer)) => {
+            Ok(Some(Ok(buffer))) => {
                 let origin = Origin::new(cause, Maker::Op(COPY));
                 let made = self.shard_of(buffer, charges, origin);
                 self.resolve(&slot, Ok(made));
             }
-            Ok(Err(error)) if error.code() as i32 == Code::ResourceExhausted as i32 => {
+            Ok(Some(Err(error))) if error.code() as i32 == Code::ResourceExhausted as i32 => {
                 let device = usize::try_from(target.device).unwrap_or(usize::MAX);
                 let fault = self.plugin_fault(&error, device, &cause);
                 self.resolve(&slot, Err(fault));
             }
             // Some plugins do not copy a buffer to where it is, or between some kinds of memory; the host can.
-            Ok(Err(error)) => {
-                tracing::debug!(%error, "the plugin does not copy between these memories; the copy goes over the host");
+            Ok(other) => {
+                tracing::debug!(result = ?other, "the plugin does not copy so between these memories; the copy goes over the host");
                 drop(charges);
                 let dims = shard.buffer.dims().to_vec();
                 match Dtype::of_element(shard.buffer.element_type()) {
@@ -144,6 +146,8 @@ impl Session {
         dims: Vec<i64>,
         cause: Cause,
     ) {
+        let order = layout::of_buffer(&shard.buffer).filter(|_| dims == shard.buffer.dims());
+        let order = layout::of_copy(order, &target.memory_kind);
         let producer = self.produce(vec![slot]);
         let (core, serial) = (Arc::clone(&self.core), self.serial);
         self.read_host(source, shard, move |result| {
@@ -156,6 +160,7 @@ impl Session {
                             dtype,
                             dims,
                             strides: None,
+                            order,
                             bytes,
                             targets: slots
                                 .into_iter()
@@ -203,7 +208,8 @@ impl Session {
             core.post(serial, move |session| {
                 let slots = session.take_produced(producer);
                 match data {
-                    Ok(data) => {
+                    Ok((data, order)) => {
+                        let order = layout::of_copy(order, &target.memory_kind);
                         counters::add(&session.core.counters.pulled_bytes, data.len() as u64);
                         let targets = slots
                             .into_iter()
@@ -213,6 +219,7 @@ impl Session {
                             dtype,
                             dims,
                             strides: None,
+                            order,
                             bytes,
                             targets,
                             cause,

@@ -14,6 +14,7 @@ use crate::{
     counters,
     dtype::Dtype,
     geometry, host,
+    layout::{self, Order},
     ledger::Charge,
     status::{self, Fault},
     table::{Maker, Origin, Shard, Slot},
@@ -63,6 +64,8 @@ pub(super) struct Placement {
     pub(super) dtype: Dtype,
     pub(super) dims: Vec<i64>,
     pub(super) strides: Option<Vec<i64>>,
+    /// On the device.
+    pub(super) order: Order,
     /// Bytes expected.
     pub(super) bytes: usize,
     pub(super) targets: Vec<(Target, Rc<Slot>)>,
@@ -99,8 +102,9 @@ impl Session {
             None
         };
         let placement = match placed {
-            Ok((dtype, bytes)) => Placement {
+            Ok((dtype, bytes, order)) => Placement {
                 dtype,
+                order,
                 dims: op.dims,
                 strides,
                 bytes,
@@ -287,6 +291,7 @@ impl Session {
         let Placement {
             dtype,
             dims,
+            order,
             targets,
             cause,
             maker,
@@ -307,22 +312,23 @@ impl Session {
                 }
             };
             let (host, dims, whose) = (Arc::clone(&host), dims.clone(), cause.clone());
+            let order = order.clone();
             self.with_room(vec![ask], cause.clone(), move |session, charges| {
                 let made = charges.and_then(|charges| {
                     let origin = Origin::new(whose, Maker::Op(maker));
-                    session.make_shard(host, dtype.element, &dims, &target, origin, charges)
+                    let form = (dtype.element, dims.as_slice(), order.as_deref());
+                    session.make_shard(host, form, &target, origin, charges)
                 });
                 session.resolve(&slot, made);
             });
         }
     }
 
-    /// One shard from dense host bytes.
+    /// One shard from dense host bytes of a type, dimensions, and their order on the device.
     fn make_shard(
         &mut self,
         host: HostBytes,
-        element: ElementType,
-        dims: &[i64],
+        (element, dims, order): (ElementType, &[i64], Option<&[i64]>),
         target: &Target,
         origin: Rc<Origin>,
         charges: Vec<Charge>,
@@ -331,10 +337,11 @@ impl Session {
             .core
             .memory(target.device, &target.memory_kind)
             .map_err(|status| Arc::new(status::with_context(status, origin.user_context())))?;
-        let made = self
-            .core
-            .client
-            .buffer_from_host(host, element, dims, None, memory);
+        let client = &self.core.client;
+        let made = match order {
+            Some(order) => client.buffer_from_host_in_order(host, element, dims, order, memory),
+            None => client.buffer_from_host(host, element, dims, None, memory),
+        };
         match made {
             Ok(buffer) => Ok(self.shard_of(buffer, charges, origin)),
             Err(error) => {
@@ -357,37 +364,20 @@ impl Session {
     }
 }
 
-/// The type, and the bytes that a put expects.
+/// The type, the bytes that a put expects, and the order on the device.
 fn expect(
     dtype: i32,
     dims: &[i64],
     strides: Option<&[i64]>,
     layout: Option<&LayoutProto>,
-) -> Result<(Dtype, usize), StatusProto> {
+) -> Result<(Dtype, usize, Order), StatusProto> {
     let dtype = Dtype::of_number(dtype)?;
-    if let Some(layout) = layout
-        && !is_row_major(layout, dims.len())
-    {
-        return Err(status::unimplemented(format!(
-            "putting an array with the device layout {:?} is not built; leave the layout to the plugin",
-            layout.minor_to_major
-        )));
-    }
+    let order = layout::of_proto(layout, dims)?;
     let bytes = match strides {
         Some(strides) => geometry::region_bytes(dims, strides, dtype.host_bytes)?,
         None => geometry::dense_bytes(dims, dtype.host_bytes)?,
     };
-    Ok((dtype, bytes))
-}
-
-/// Whether a layout is the one that every plugin gives by default to an array of this rank.
-fn is_row_major(layout: &LayoutProto, rank: usize) -> bool {
-    let descending = layout.minor_to_major.iter().copied().eq((0..)
-        .take(rank)
-        .collect::<Vec<i64>>()
-        .into_iter()
-        .rev());
-    layout.tiles.is_empty() && (layout.minor_to_major.is_empty() || descending)
+    Ok((dtype, bytes, order))
 }
 
 fn wrong_size(placement: &Placement, bytes: u64) -> StatusProto {

@@ -15,6 +15,7 @@ use crate::{
     counters,
     dtype::Dtype,
     geometry, host,
+    layout::{self, Order},
     status::{self, Fault},
     table::{Origin, Shard, Slot, Value},
 };
@@ -32,20 +33,27 @@ pub(super) struct Transfers {
 
 enum State {
     Coming {
-        fetches: Vec<oneshot::Sender<Result<Bytes, Fault>>>,
+        fetches: Vec<oneshot::Sender<Result<Copied, Fault>>>,
         notify: bool,
         since: Instant,
         /// What made the shard, once the copy has begun.
         origin: Option<Rc<Origin>>,
     },
-    Here(Result<Bytes, Fault>),
+    Here(Result<Copied, Fault>),
+}
+
+/// A shard's bytes, and how its device laid them out.
+#[derive(Clone, Debug)]
+pub(crate) struct Copied {
+    pub(crate) bytes: Bytes,
+    pub(crate) order: Order,
 }
 
 /// A call that wants a transfer's bytes.
 pub(crate) struct Fetch {
     /// Told when the transfer's op is there.
     pub(crate) known: oneshot::Sender<()>,
-    pub(crate) bytes: oneshot::Sender<Result<Bytes, Fault>>,
+    pub(crate) bytes: oneshot::Sender<Result<Copied, Fault>>,
 }
 
 impl Session {
@@ -105,6 +113,11 @@ impl Session {
         let (core, serial) = (Arc::clone(&self.core), self.serial);
         let runtime = self.core.runtime.clone();
         let dims = shard.buffer.dims().to_vec();
+        let order = layout::of_buffer(&shard.buffer);
+        let copied = |bytes: AlignedBytes| Copied {
+            bytes: Bytes::from_owner(bytes),
+            order,
+        };
         let element = Dtype::of_element(shard.buffer.element_type()).map(|dtype| dtype.host_bytes);
         self.read_host(slot, shard, move |result| {
             let strided = strides.filter(|strides| {
@@ -114,7 +127,7 @@ impl Session {
             });
             let Some(strides) = strided else {
                 core.post(serial, move |session| {
-                    session.read_done(transfer, result.map(Bytes::from_owner))
+                    session.read_done(transfer, result.map(copied))
                 });
                 return;
             };
@@ -122,7 +135,7 @@ impl Session {
                 let result = result.and_then(|dense| {
                     let element = element.map_err(Arc::new)?;
                     scatter(&dense, &dims, &strides, element)
-                        .map(Bytes::from_owner)
+                        .map(copied)
                         .map_err(Arc::new)
                 });
                 core.post(serial, move |session| session.read_done(transfer, result));
@@ -158,7 +171,7 @@ impl Session {
         });
     }
 
-    fn read_done(&mut self, transfer: u64, mut result: Result<Bytes, Fault>) {
+    fn read_done(&mut self, transfer: u64, mut result: Result<Copied, Fault>) {
         // Released before it was there: nobody wants it.
         let Some(state) = self.transfers.by_id.get_mut(&transfer) else {
             return;
@@ -186,7 +199,7 @@ impl Session {
         else {
             return;
         };
-        if let Ok(bytes) = &result {
+        if let Ok(Copied { bytes, .. }) = &result {
             counters::add(&self.core.counters.fetched_bytes, bytes.len() as u64);
             counters::add(&self.core.counters.reads, 1);
             counters::add_time(&self.core.counters.read_nanos, since.elapsed());
@@ -196,7 +209,7 @@ impl Session {
         }
         if notify {
             let done = match result {
-                Ok(bytes) => ReadDone {
+                Ok(Copied { bytes, .. }) => ReadDone {
                     transfer,
                     status: None,
                     size_bytes: bytes.len() as u64,

@@ -364,6 +364,7 @@ impl Session {
             epoch: self.epoch,
             transfer,
             size_bytes: announced,
+            minor_to_major: Vec::new(),
         });
         let mut frames: Vec<DataFrame> = bytes
             .chunks(frame)
@@ -399,6 +400,7 @@ impl Session {
                 epoch: self.epoch,
                 transfer,
                 size_bytes: announced,
+                minor_to_major: Vec::new(),
             }),
             data: Bytes::copy_from_slice(bytes),
             given_up: false,
