@@ -13,6 +13,7 @@ RUNS = [
     ("devices", 1, 8),
     ("arrays", 1, 8),
     ("layouts", 1, 8),
+    ("memories", 1, 8),
     ("programs", 1, 8),
     ("errors", 1, 8),
     ("contexts", 1, 8),
