@@ -187,7 +187,34 @@ fn place(slots: &mut Slots, position: usize, shard: &Arc<Shard>) -> Result<(), S
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::positions;
+
+    proptest! {
+        #[test]
+        fn positions_stay_within_the_array(
+            intervals in prop::collection::vec(
+                prop_oneof![
+                    (0..9i64, 0..9i64, 0..4i64),
+                    (any::<i64>(), any::<i64>(), any::<i64>()),
+                ],
+                0..9,
+            ),
+            len in 0..9usize,
+        ) {
+            let (mut start, mut end, mut step) = (Vec::new(), Vec::new(), Vec::new());
+            for (from, to, by) in intervals {
+                start.push(from);
+                end.push(to);
+                step.push(by);
+            }
+            if let Ok(positions) = positions(&start, &end, &step, len) {
+                prop_assert!(positions.iter().all(|&position| position < len));
+                prop_assert!(positions.len() <= 2 * len);
+            }
+        }
+    }
 
     #[test]
     fn intervals_are_half_open_stepped_and_bounded() {
