@@ -19,7 +19,10 @@ use prost::Message as _;
 use waystation_client::{Error, Pending};
 use waystation_proto::xla::ifrt::proxy::{IfrtRequest, RequestMetadata};
 
-use self::{random::Random, scene::KINDS};
+use self::{
+    random::Random,
+    scene::{COMPILE, KINDS},
+};
 pub use self::{report::Report, scene::Scene, witness::Witness};
 
 /// Requests of one session, before the next one starts afresh.
@@ -43,7 +46,7 @@ pub struct Plan {
 
 impl Plan {
     /// The plan of a test: `requests`, or what `WAYSTATION_FUZZ_REQUESTS` says; the seed from `WAYSTATION_FUZZ_SEED`, or 1.
-    /// `WAYSTATION_FUZZ_PROGRAMS=1` damages programs.
+    /// `WAYSTATION_FUZZ_PROGRAMS=0` leaves programs whole.
     pub fn from_environment(requests: usize) -> Self {
         let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
         Self {
@@ -51,7 +54,7 @@ impl Plan {
             requests: number("WAYSTATION_FUZZ_REQUESTS")
                 .and_then(|n| usize::try_from(n).ok())
                 .unwrap_or(requests),
-            programs: number("WAYSTATION_FUZZ_PROGRAMS") == Some(1),
+            programs: number("WAYSTATION_FUZZ_PROGRAMS") != Some(0),
         }
     }
 }
@@ -70,8 +73,11 @@ pub async fn run(address: &str, plan: Plan) -> Result<Report, Error> {
         let mut waiting = Vec::new();
         for _ in 0..SESSION_REQUESTS.min(plan.requests - sent) {
             sent += 1;
-            // Every kind in turn, in an order of chance within each session.
-            let kind = random.below(KINDS);
+            let kind = if plan.programs && random.one_in(4) {
+                COMPILE
+            } else {
+                random.below(KINDS)
+            };
             let Ok(seed) = scene.request(kind, &mut random).await else {
                 // The session has lost what this kind needs: handles that a wrong request has ended.
                 report.unmade += 1;

@@ -34,7 +34,7 @@ async fn a_good_request_of_every_kind_is_served() {
     let mut kinds = BTreeSet::new();
     for kind in 0..KINDS {
         // Each kind has variants.
-        for _ in 0..4 {
+        for _ in 0..8 {
             let request = scene
                 .request(kind, &mut random)
                 .await

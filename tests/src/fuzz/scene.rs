@@ -1,19 +1,19 @@
 //! A session with something of everything in it, and a good request of every kind.
 
-use bytes::Bytes;
+mod parts;
+
 use waystation_client::{Client, Error, Request, Response, request};
 use waystation_proto::{
     tensorflow::StatusProto,
     xla::{
         OpSharding,
         ifrt::{
-            ArraySpecProto, DTypeProto, DeviceListProto, LayoutProto, PjRtLayoutProto,
-            RemapPlanProto, Serialized, ShapeProto,
+            ArraySpecProto, DTypeProto, RemapPlanProto,
             d_type_proto::Kind,
             proto::{ArrayCopySemantics, ByteStrides},
             proxy::{
                 AssembleArrayFromSingleDeviceArraysRequest, BitcastArraysRequest,
-                CheckFutureRequest, CheckValueReadyRequest, CompileRequest, CopyArraysRequest,
+                CheckFutureRequest, CheckValueReadyRequest, CopyArraysRequest,
                 CopyToHostBufferRequest, DeleteArrayRequest, DestructArrayRequest,
                 DisassembleIntoSingleDeviceArraysRequest, FullyReplicatedShardRequest,
                 GetDefaultDeviceAssignmentRequest, GetDefaultLayoutRequest, InitRequest,
@@ -32,25 +32,23 @@ use waystation_proto::{
             },
             remap_plan_proto::{InputDevices, InputDevicesForOutput, MappingProto},
         },
-        op_sharding,
     },
 };
 
+pub use self::parts::name;
+use self::parts::{
+    DONATED, REUSE, STEP, WIDE, cut, f32_type, floats, list, plugin_program, row_major, shape, spec,
+};
 use super::{mutate::Pool, random::Random, wire::Field, witness::DOUBLE};
 
 /// Kinds of requests there are.
 pub const KINDS: usize = 32;
+/// The number of CompileRequest among them.
+pub const COMPILE: usize = 17;
 /// Handles and fields remembered for later requests.
 const REMEMBERED: usize = 256;
 /// A handle that nobody minted.
 const UNKNOWN: u64 = 0x7fff_0000;
-const REUSE: i32 = ArrayCopySemantics::ReuseInput as i32;
-
-/// x -> 2x over eight f32, cut in two.
-const WIDE: &[u8] = br#"module @jit_wide attributes {mhlo.num_partitions = 2 : i32} {
-  func.func public @main(%arg0: tensor<8xf32> {mhlo.sharding = "{devices=[2]<=[2]}"}) -> (tensor<8xf32> {mhlo.sharding = "{devices=[2]<=[2]}"}) {
-  %0 = stablehlo.add %arg0, %arg0 : tensor<8xf32>
-  return %0 : tensor<8xf32> } }"#;
 
 /// See the module.
 #[derive(Debug)]
@@ -69,77 +67,6 @@ pub struct Scene {
     program: u64,
     /// Takes `halves`.
     wide: u64,
-}
-
-/// The kind of a request: its name in the protocol.
-pub fn name(request: &Request) -> &'static str {
-    macro_rules! names {
-        ($($kind:ident)*) => {
-            match request { $(Request::$kind(_) => stringify!($kind),)* }
-        };
-    }
-    names! {
-        InitRequest CheckFutureRequest CheckValueReadyRequest MakeArrayFromHostBufferRequest
-        MakeArraysFromHostBufferShardsRequest MakeErrorArraysRequest AssembleArrayFromSingleDeviceArraysRequest
-        RemapArraysRequest BitcastArraysRequest ReshardArraysRequest CopyToHostBufferRequest
-        DisassembleIntoSingleDeviceArraysRequest DeleteArrayRequest CopyArraysRequest FullyReplicatedShardRequest
-        IsArrayDeletedRequest DestructArrayRequest CompileRequest LoadedExecutableMetadataRequest
-        LoadedExecutableExecuteRequest LoadedExecutableFetchExecuteResultRequest LoadedExecutableCostAnalysisRequest
-        LoadedExecutableHumanReadableProgramTextRequest LoadedExecutableDeleteRequest
-        LoadedExecutableIsDeletedRequest LoadedExecutableDestructRequest LoadedExecutableMpmdMetadataRequest
-        LoadedExecutableMpmdCostAnalysisRequest LoadedHostCallbackPollRequest LoadedHostCallbackReturnRequest
-        GetDefaultDeviceAssignmentRequest GetDefaultLayoutRequest
-    }
-}
-
-fn shape(dims: &[i64]) -> Option<ShapeProto> {
-    Some(ShapeProto {
-        version_number: 0,
-        dims: dims.to_vec(),
-    })
-}
-
-fn f32_type() -> Option<DTypeProto> {
-    Some(DTypeProto {
-        version_number: 0,
-        kind: Kind::F32 as i32,
-    })
-}
-
-fn list(ids: &[i32]) -> Option<DeviceListProto> {
-    Some(DeviceListProto {
-        version_number: 0,
-        device_ids: ids.to_vec(),
-    })
-}
-
-/// One dimension, cut in two.
-fn cut() -> OpSharding {
-    OpSharding {
-        r#type: op_sharding::Type::Other as i32,
-        tile_assignment_dimensions: vec![2],
-        iota_reshape_dims: vec![2],
-        iota_transpose_perm: vec![0],
-        ..Default::default()
-    }
-}
-
-fn spec(dims: &[i64], devices: &[i32], op: OpSharding) -> ArraySpecProto {
-    ArraySpecProto {
-        version_number: 0,
-        dtype: f32_type(),
-        shape: shape(dims),
-        sharding: Some(request::sharding(devices, op)),
-        layout: None,
-    }
-}
-
-/// The bytes of `n` f32.
-fn floats(n: u8) -> Bytes {
-    (0..n)
-        .flat_map(|i| f32::from(i).to_le_bytes())
-        .collect::<Vec<u8>>()
-        .into()
 }
 
 impl Scene {
@@ -360,22 +287,10 @@ impl Scene {
 
     fn compile_request(&self, random: &mut Random) -> Request {
         match random.below(8) {
-            0 => {
-                let mut data = b"__serialized_plugin_program ".to_vec();
-                data.extend_from_slice(READ_PROGRAM.as_bytes());
-                Request::CompileRequest(CompileRequest {
-                    program: Some(Serialized {
-                        type_name: "xla::ifrt::PluginProgram".to_owned(),
-                        data: data.into(),
-                    }),
-                    compile_options: Some(Serialized {
-                        type_name: "xla::ifrt::PluginCompileOptions".to_owned(),
-                        data: Bytes::new(),
-                    }),
-                    host_callbacks: Vec::new(),
-                })
-            }
-            1..4 => request::compile(WIDE, &self.devices),
+            0 => plugin_program(),
+            1 | 2 => request::compile(WIDE, &self.devices),
+            3 => request::compile(STEP, &self.devices[..1]),
+            4 => request::compile(DONATED, &self.devices[..1]),
             _ => request::compile(DOUBLE, &self.devices[..1]),
         }
     }
@@ -499,7 +414,7 @@ impl Scene {
             16 => Request::DestructArrayRequest(DestructArrayRequest {
                 array_handle: vec![self.spare().await?, self.spare().await?],
             }),
-            17 => self.compile_request(random),
+            COMPILE => self.compile_request(random),
             18 => Request::LoadedExecutableMetadataRequest(LoadedExecutableMetadataRequest {
                 loaded_executable_handle: self.wide,
             }),
@@ -605,24 +520,3 @@ impl Scene {
         (call, result.err().map_or(0, |e| e.code().unwrap_or(-1)))
     }
 }
-
-/// The layout that every plugin knows, asked for by its name.
-fn row_major() -> LayoutProto {
-    use prost::Message as _;
-    let layout = PjRtLayoutProto {
-        xla_layout: Some(waystation_proto::xla::LayoutProto {
-            minor_to_major: vec![0],
-            ..Default::default()
-        }),
-        ..Default::default()
-    };
-    LayoutProto {
-        serialized_layout: Some(Serialized {
-            type_name: "xla::ifrt::PjRtLayout".to_owned(),
-            data: layout.encode_to_vec().into(),
-        }),
-    }
-}
-
-/// Reads an array that is not there, from a bucket in memory (`memory:///fuzz`).
-const READ_PROGRAM: &str = r#"{"persistenceReadRequest": {"b64_location": "bWVtb3J5Oi8vL2Z1eno=", "shape": {"xla_primitive_type_str": "F32", "dimensions": [4]}, "b64_name": "cGFyYW1zLnc=", "b64_hlo_sharding_string": "", "devices": {"device_ids": [0]}, "timeout": {"seconds": 5, "nanos": 0}}}"#;
