@@ -5,7 +5,7 @@ import signal
 import time
 
 import pytest
-from conftest import wait_for
+from conftest import CONNECT, wait_for
 
 PRELUDE = """
 import json, os, sys, time
@@ -227,3 +227,11 @@ def test_many_clients_one_after_another(cluster):
     for _ in range(20):
         works(cluster)
     assert cluster.totals()["array_bytes"] == 0
+
+
+def test_a_client_comes_through_an_abstract_unix_socket(own_cluster):
+    cluster = own_cluster("--transport", "unix", "--devices_per_worker", "2")
+    assert cluster.environment["JAX_BACKEND_TARGET"].startswith("grpc://unix-abstract:waystation-")
+    code = CONNECT + "print(jax.device_count(), float(jax.jit(lambda x: (x * x).sum())(jnp.arange(1000.0))))"
+    status, output = cluster.run_code(code)
+    assert status == 0 and output.split()[-2:] == ["2", "332833500.0"], output

@@ -60,6 +60,7 @@ pub(crate) struct ClusterArgs {
         long = "transport",
         value_name = "tcp|unix",
         default_value = "tcp",
+        hide_possible_values = true,
         value_enum
     )]
     pub(crate) transport: Transport,
