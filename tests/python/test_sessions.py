@@ -232,6 +232,6 @@ def test_many_clients_one_after_another(cluster):
 def test_a_client_comes_through_an_abstract_unix_socket(own_cluster):
     cluster = own_cluster("--transport", "unix", "--devices_per_worker", "2")
     assert cluster.environment["JAX_BACKEND_TARGET"].startswith("grpc://unix-abstract:waystation-")
-    code = CONNECT + "print(jax.device_count(), float(jax.jit(lambda x: (x * x).sum())(jnp.arange(1000.0))))"
+    code = CONNECT + "print(jax.device_count(), int(jax.jit(jnp.sum)(jnp.arange(1000))))"
     status, output = cluster.run_code(code)
-    assert status == 0 and output.split()[-2:] == ["2", "332833500.0"], output
+    assert status == 0 and "2 499500" in output.splitlines(), output
