@@ -211,13 +211,16 @@ impl Link {
 
     /// Sends an op; waits while the lane is full. A lost worker swallows it: what depends on it fails when asked for.
     pub(crate) async fn send(&self, op: op::Op) {
-        self.lane.send(op).await;
+        let room = self.lane.room().await;
+        self.lane.send(op, room);
     }
 
     /// Sends an op that is answered under `id`. The answer's own status is looked at here: `Ok` is a good answer.
     ///
     /// The op is in the queue when this returns; the answer comes through the receiver.
     pub(crate) async fn call(&self, id: u64, op: op::Op) -> Answer {
+        // First of all: a caller that stops waiting for it leaves nothing behind.
+        let room = self.lane.room().await;
         let (sender, receiver) = oneshot::channel();
         {
             let mut pending = lock(&self.wire.pending);
@@ -230,7 +233,7 @@ impl Link {
                 }
             }
         }
-        self.send(op).await;
+        self.lane.send(op, room);
         Answer { receiver }
     }
 

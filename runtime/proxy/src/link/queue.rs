@@ -271,6 +271,10 @@ pub(super) async fn sweep(queue: Arc<Queue>) {
     }
 }
 
+/// A place in a lane.
+#[derive(Debug)]
+pub(super) struct Room(Option<OwnedSemaphorePermit>);
+
 /// One session's way into a queue.
 #[derive(Debug)]
 pub(super) struct Lane {
@@ -289,9 +293,14 @@ impl Lane {
         }
     }
 
-    /// Queues an op; waits while the lane is full. A closed queue swallows it.
-    pub(super) async fn send(&self, op: op::Op) {
-        let room = Arc::clone(&self.room).acquire_owned().await.ok();
+    /// Waits while the lane is full.
+    pub(super) async fn room(&self) -> Room {
+        // The semaphore is never closed.
+        Room(Arc::clone(&self.room).acquire_owned().await.ok())
+    }
+
+    /// Queues an op. A closed queue swallows it.
+    pub(super) fn send(&self, op: op::Op, Room(room): Room) {
         self.queue.change(self.number, |waiting| {
             while waiting.drops.len() > CLEANUP_IDS || waiting.releases.len() > CLEANUP_IDS {
                 let op = waiting.cleanup();

@@ -22,6 +22,13 @@ fn queue(window: u32) -> (Arc<Queue>, Ops) {
     (queue, ops)
 }
 
+/// Queues an op, or says that the lane is full.
+fn send(lane: &Lane, op: op::Op) -> Option<()> {
+    let room = lane.room().now_or_never()?;
+    lane.send(op, room);
+    Some(())
+}
+
 /// All that leaves now.
 fn leaving(ops: &mut Ops) -> Vec<Op> {
     std::iter::from_fn(|| ops.next().now_or_never().flatten()).collect()
@@ -30,7 +37,7 @@ fn leaving(ops: &mut Ops) -> Vec<Op> {
 /// Sends until the lane is full; how many that were.
 fn fill(lane: &Lane) -> usize {
     (0..)
-        .take_while(|&n| lane.send(execute(n)).now_or_never().is_some())
+        .take_while(|&n| send(lane, execute(n)).is_some())
         .count()
 }
 
@@ -49,9 +56,7 @@ fn an_op_waits_for_the_window_and_one_op_of_each_other_session() {
         fill(lane);
     }
     let quiet = Lane::open(&queue, 99);
-    quiet
-        .send(op::Op::Watch(Watch::default()))
-        .now_or_never()
+    send(&quiet, op::Op::Watch(Watch::default()))
         .expect("its lane is empty, however full others are");
     let ahead = left.len();
     while !left.iter().any(|op| op.client == 99) {
@@ -75,9 +80,9 @@ fn launches_are_numbered_as_they_leave_and_lanes_keep_their_order() {
     let (queue, mut ops) = queue(100);
     let (one, two) = (Lane::open(&queue, 1), Lane::open(&queue, 2));
     for first in 0..3 {
-        one.send(execute(first)).now_or_never().expect("room");
+        send(&one, execute(first)).expect("room");
     }
-    two.send(execute(9)).now_or_never().expect("room");
+    send(&two, execute(9)).expect("room");
     let left: Vec<_> = leaving(&mut ops)
         .into_iter()
         .map(|op| match op.op {
@@ -93,10 +98,10 @@ fn launches_are_numbered_as_they_leave_and_lanes_keep_their_order() {
 fn clean_up_rides_between_the_ops_before_and_after_it() {
     let (queue, mut ops) = queue(100);
     let lane = Lane::open(&queue, 1);
-    lane.send(execute(0)).now_or_never().expect("room");
+    send(&lane, execute(0)).expect("room");
     lane.drop_shard(7);
     lane.release(8);
-    lane.send(execute(1)).now_or_never().expect("room");
+    send(&lane, execute(1)).expect("room");
     lane.drop_shard(9);
     let mut left = leaving(&mut ops);
     assert_eq!(left.len(), 2, "the last drop waits for an op to ride on");
@@ -124,7 +129,7 @@ fn much_clean_up_leaves_in_pieces_and_a_lane_goes_when_its_session_has() {
     for shard in 0..count {
         lane.drop_shard(shard);
     }
-    lane.send(execute(1)).now_or_never().expect("room");
+    send(&lane, execute(1)).expect("room");
     drop(lane);
     let left = leaving(&mut ops);
     assert!(left.iter().all(|op| op.drops.len() <= CLEANUP_IDS));
@@ -140,7 +145,7 @@ fn much_clean_up_leaves_in_pieces_and_a_lane_goes_when_its_session_has() {
 fn a_sweep_sends_what_no_op_took_along() {
     let (queue, mut ops) = queue(100);
     let lane = Lane::open(&queue, 1);
-    lane.send(execute(0)).now_or_never().expect("room");
+    send(&lane, execute(0)).expect("room");
     lane.drop_shard(1);
     // The lane has an op still: the drop must follow it without another sweep.
     queue.send_cleanup();
@@ -149,7 +154,7 @@ fn a_sweep_sends_what_no_op_took_along() {
     // An op takes along what the sweep was for.
     lane.drop_shard(2);
     queue.send_cleanup();
-    lane.send(execute(1)).now_or_never().expect("room");
+    send(&lane, execute(1)).expect("room");
     let left: Vec<_> = leaving(&mut ops).into_iter().map(|op| op.drops).collect();
     assert_eq!(left, [vec![2]]);
     lane.drop_shard(3);
@@ -180,13 +185,11 @@ fn a_lost_worker_lets_waiting_senders_go() {
     let (queue, ops) = queue(1);
     let lane = Lane::open(&queue, 1);
     fill(&lane);
-    let mut waiting = pin!(lane.send(execute(0)));
+    let mut waiting = pin!(lane.room());
     let mut context = Context::from_waker(noop_waker_ref());
     assert!(waiting.as_mut().poll(&mut context).is_pending());
     drop(ops);
     assert!(waiting.as_mut().poll(&mut context).is_ready());
-    lane.send(execute(1))
-        .now_or_never()
-        .expect("a closed queue swallows");
+    send(&lane, execute(1)).expect("a closed queue swallows");
     assert!(queue.lock().lanes.is_empty());
 }
