@@ -20,9 +20,11 @@ RUNS = [
     ("training", 1, 8),
     ("linalg", 1, 8),
     ("persistence", 1, 8),
+    ("resharding", 1, 8),
     ("devices", 2, 4),
     ("arrays", 2, 4),
     ("spanning", 2, 4),
+    ("resharding", 2, 4),
     ("persistence", 2, 4),
 ]
 

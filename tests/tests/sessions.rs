@@ -6,9 +6,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use waystation_client::{Client, Error, Request, Response, request};
 use waystation_proto::xla::ifrt::proxy::{
-    CheckFutureRequest, CheckValueReadyRequest, DestructArrayRequest,
+    CheckFutureRequest, CheckValueReadyRequest, CopyArraysRequest, DestructArrayRequest,
     DisassembleIntoSingleDeviceArraysRequest, GetDefaultDeviceAssignmentRequest,
-    IsArrayDeletedRequest, LoadedExecutableMetadataRequest, ReshardArraysRequest,
+    IsArrayDeletedRequest, LoadedExecutableMetadataRequest,
 };
 use waystation_tests::cluster::Cluster;
 
@@ -140,18 +140,41 @@ async fn what_is_not_served_says_so_and_fails_its_results() {
     let client = cluster.client().await;
     let array = put(&client, &[1.0]).await;
     let result = client.handle();
-    let reshard = Request::ReshardArraysRequest(ReshardArraysRequest {
+    let mpmd = [
+        (
+            "LoadedExecutableMpmdMetadata",
+            Request::LoadedExecutableMpmdMetadataRequest(Default::default()),
+        ),
+        (
+            "LoadedExecutableMpmdCostAnalysis",
+            Request::LoadedExecutableMpmdCostAnalysisRequest(Default::default()),
+        ),
+        (
+            "LoadedHostCallbackPoll",
+            Request::LoadedHostCallbackPollRequest(Default::default()),
+        ),
+        (
+            "LoadedHostCallbackReturn",
+            Request::LoadedHostCallbackReturnRequest(Default::default()),
+        ),
+    ];
+    for (name, request) in mpmd {
+        let error = client.call(request).await.expect_err("not served");
+        assert_eq!(error.code(), UNIMPLEMENTED, "{name}");
+        assert!(error.to_string().contains(name), "{error}");
+    }
+    let copy = Request::CopyArraysRequest(CopyArraysRequest {
         array_handles: vec![array],
         result_handles: vec![result],
+        device_ids: vec![99],
         ..Default::default()
     });
-    let error = client.call(reshard).await.expect_err("not served");
-    assert_eq!(error.code(), UNIMPLEMENTED);
-    assert!(error.to_string().contains("ReshardArrays"), "{error}");
+    let error = client.call(copy).await.expect_err("no such device");
+    assert_eq!(error.code(), INVALID_ARGUMENT, "{error}");
     // The client uses the result without waiting for the reply: it must find the failure, not an unknown handle.
     assert_eq!(
         fetch(&client, result).await.expect_err("failed").code(),
-        UNIMPLEMENTED
+        INVALID_ARGUMENT
     );
     let newer = client
         .send_raw(None, 0)

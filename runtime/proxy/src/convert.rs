@@ -1,6 +1,7 @@
 //! IFRT's messages to and from what the proxy works with: element types, shapes, shardings.
 
 use prost::Message as _;
+use waystation_checkpoint::sharding::IndexDomain;
 use waystation_proto::xla::{
     OpSharding, PrimitiveType,
     ifrt::{
@@ -190,23 +191,37 @@ impl Sharding {
             )),
             // Each device holds a part of a sum over the whole shape.
             Tiling::Op(_) if self.is_unreduced() => Ok(vec![dims.to_vec(); self.devices.len()]),
-            Tiling::Op(op) => {
-                let bad = |e: waystation_checkpoint::Error| {
-                    status::invalid_argument(format!(
-                        "the sharding does not fit shape {dims:?}: {e}"
-                    ))
-                };
-                let sharding =
-                    waystation_checkpoint::sharding::Sharding::new(op, self.devices.len())
-                        .map_err(bad)?;
-                Ok(sharding
-                    .domains(dims)
-                    .map_err(bad)?
-                    .into_iter()
-                    .map(|d| d.shape)
-                    .collect())
-            }
+            Tiling::Op(op) => Ok(self
+                .tiles(op, dims)?
+                .into_iter()
+                .map(|domain| domain.shape)
+                .collect()),
         }
+    }
+
+    /// Which elements of an array each position holds.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT where the sharding does not fit the shape, UNIMPLEMENTED where it does not say.
+    pub(crate) fn domains(&self, dims: &[i64]) -> Result<Vec<IndexDomain>, Status> {
+        match &self.tiling {
+            Tiling::Op(op) if !self.is_unreduced() => self.tiles(op, dims),
+            _ if !self.is_unreduced() && self.is_fully_replicated(dims) => {
+                Ok(vec![IndexDomain::whole(dims); self.devices.len()])
+            }
+            _ => Err(status::unimplemented(
+                "the sharding does not say which elements lie where",
+            )),
+        }
+    }
+
+    fn tiles(&self, op: &OpSharding, dims: &[i64]) -> Result<Vec<IndexDomain>, Status> {
+        let bad = |e: waystation_checkpoint::Error| {
+            status::invalid_argument(format!("the sharding does not fit shape {dims:?}: {e}"))
+        };
+        waystation_checkpoint::sharding::Sharding::new(op, self.devices.len())
+            .and_then(|sharding| sharding.domains(dims))
+            .map_err(bad)
     }
 
     /// True where every piece is the whole array.

@@ -6,6 +6,7 @@
 //! transfers and waiting host buffers are released at the workers by their `Drop`.
 
 mod arrays;
+mod bitcast;
 mod copies;
 mod execute;
 mod init;
@@ -14,6 +15,8 @@ mod plugin_program;
 mod programs;
 mod remap;
 mod replies;
+mod reshard;
+mod reshard_program;
 mod strings;
 mod upload;
 mod usage;
@@ -301,6 +304,8 @@ impl Session {
             Request::DisassembleIntoSingleDeviceArraysRequest(r) => self.disassemble(context, &r),
             Request::FullyReplicatedShardRequest(r) => self.fully_replicated_shard(context, &r),
             Request::RemapArraysRequest(r) => self.remap(context, r),
+            Request::ReshardArraysRequest(r) => self.reshard_arrays(context, r).await,
+            Request::BitcastArraysRequest(r) => self.bitcast_arrays(context, r).await,
             Request::CopyArraysRequest(r) => self.copy_arrays(context, r).await,
             Request::CopyToHostBufferRequest(r) => self.copy_to_host(context, r).await,
             Request::DeleteArrayRequest(r) => self.delete_arrays(&r),
@@ -312,7 +317,9 @@ impl Session {
             Request::LoadedExecutableFetchExecuteResultRequest(r) => {
                 self.fetch_execute_result(context, &r)
             }
-            Request::LoadedExecutableCostAnalysisRequest(r) => self.cost_analysis(&r).await,
+            Request::LoadedExecutableCostAnalysisRequest(r) => {
+                self.cost_analysis(context, &r).await
+            }
             Request::LoadedExecutableHumanReadableProgramTextRequest(r) => {
                 self.program_text(&r).await
             }
@@ -321,8 +328,6 @@ impl Session {
             Request::LoadedExecutableDestructRequest(r) => self.destruct_program(&r),
             Request::GetDefaultDeviceAssignmentRequest(r) => self.default_device_assignment(&r),
             Request::GetDefaultLayoutRequest(r) => self.default_layout(r).await,
-            Request::BitcastArraysRequest(_) => Err(not_served("BitcastArrays")),
-            Request::ReshardArraysRequest(_) => Err(not_served("ReshardArrays")),
             Request::LoadedExecutableMpmdMetadataRequest(_) => {
                 Err(not_served("LoadedExecutableMpmdMetadata"))
             }

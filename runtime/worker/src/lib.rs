@@ -34,6 +34,7 @@ mod peers;
 mod persist;
 mod plugin;
 pub mod program;
+mod region;
 mod register;
 mod report;
 mod serve;

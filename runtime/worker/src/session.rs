@@ -11,6 +11,7 @@ mod persist;
 mod program;
 mod put;
 mod read;
+mod reshard;
 mod room;
 mod watch;
 
@@ -26,8 +27,8 @@ use waystation_proto::{
 };
 
 use self::{
-    launch::Launches, persist::Saves, program::Program, put::Puts, read::Transfers, room::Room,
-    watch::Watches,
+    launch::Launches, persist::Saves, program::Program, put::Puts, read::Transfers,
+    reshard::Reshards, room::Room, watch::Watches,
 };
 pub(crate) use self::{
     put::{Begun, Broken},
@@ -78,6 +79,7 @@ pub(crate) struct Session {
     room: Room,
     /// Whose op was the last one.
     client: Arc<Usage>,
+    reshards: Reshards,
 }
 
 impl Session {
@@ -110,6 +112,7 @@ impl Session {
             launches: Launches::default(),
             saves: Saves::default(),
             room: Room::default(),
+            reshards: Reshards::default(),
         }
     }
 
@@ -148,6 +151,7 @@ impl Session {
             op::Op::Bitcast(op) => self.bitcast(op),
             op::Op::Read(op) => self.read(op),
             op::Op::Pull(op) => self.pull(op),
+            op::Op::Reshard(op) => self.reshard(op),
             op::Op::Fail(op) => {
                 let fault = Arc::new(
                     op.status

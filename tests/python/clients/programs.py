@@ -286,12 +286,9 @@ def compiled_program_tells_about_itself():
 @check
 def cost_analysis_answers_or_says_that_it_cannot():
     compiled = jax.jit(lambda x: x @ x).lower(jax.ShapeDtypeStruct((64, 64), jnp.float32)).compile()
-    try:
-        cost = compiled.cost_analysis()
-    except (RuntimeError, NotImplementedError) as error:
-        assert "nimplemented" in str(error) or "UNIMPLEMENTED" in str(error), error
-    else:
-        assert NATIVE or cost, cost
+    # JAX turns a clean UNIMPLEMENTED into None.
+    cost = compiled.cost_analysis()
+    assert cost is None or "flops" in cost or NATIVE, cost
     close(compiled(np.eye(64, dtype=np.float32)), np.eye(64))
 
 

@@ -77,11 +77,7 @@ impl Session {
             array_handles.push(self.insert(handle, Ok(copy))?);
         }
         if semantics == ArrayCopySemantics::DonateInput {
-            for handle in &request.array_handles {
-                if let Some(Ok(array)) = self.values.get_mut(handle) {
-                    array.delete();
-                }
-            }
+            self.donate(&request.array_handles);
         }
         Ok(Outcome::Now(Response::CopyArraysResponse(
             CopyArraysResponse { array_handles },
@@ -162,13 +158,10 @@ impl Session {
             shard: source.id,
             byte_strides: None,
             notify: false,
+            ..Read::default()
         };
         source.link.send(op::Op::Read(read)).await;
-        let release = ReleaseAtEnd {
-            link: Arc::clone(&source.link),
-            transfer,
-            handed_on: false,
-        };
+        let release = ReleaseAtEnd::new(Arc::clone(&source.link), transfer);
         let answer = to
             .call(request, op::Op::Pull(pull(transfer, request, &source.link)))
             .await;
@@ -206,13 +199,10 @@ impl Session {
             shard: shard.id,
             byte_strides: request.byte_strides.map(|s| Strides { strides: s.strides }),
             notify: true,
+            ..Read::default()
         };
         let link = Arc::clone(&shard.link);
-        let release = ReleaseAtEnd {
-            link: Arc::clone(&link),
-            transfer,
-            handed_on: false,
-        };
+        let release = ReleaseAtEnd::new(Arc::clone(&link), transfer);
         let since = Instant::now();
         let answer = link.call(transfer, op::Op::Read(read)).await;
         let counters = Arc::clone(&self.shared.counters);
@@ -242,7 +232,7 @@ async fn transferred(answer: Answer, release: ReleaseAtEnd) -> Result<Transfer, 
     })
 }
 
-fn target(shard: &Shard, device: &Device, memory_kind: Option<&str>) -> Target {
+pub(super) fn target(shard: &Shard, device: &Device, memory_kind: Option<&str>) -> Target {
     Target {
         shard: shard.id,
         device: device.ordinal,
@@ -251,13 +241,21 @@ fn target(shard: &Shard, device: &Device, memory_kind: Option<&str>) -> Target {
 }
 
 /// Has the worker forget a transfer's bytes when dropped.
-struct ReleaseAtEnd {
+pub(super) struct ReleaseAtEnd {
     link: Arc<Link>,
     transfer: u64,
     handed_on: bool,
 }
 
 impl ReleaseAtEnd {
+    pub(super) fn new(link: Arc<Link>, transfer: u64) -> Self {
+        Self {
+            link,
+            transfer,
+            handed_on: false,
+        }
+    }
+
     /// Hands the duty on.
     fn keep(mut self) -> (Arc<Link>, u64) {
         self.handed_on = true;

@@ -1,10 +1,10 @@
 //! Plugin programs: JSON texts that ask the backend itself for something. Served: the persistence programs, by which
-//! workers write arrays to a checkpoint and read them from one. The proxy only says who does what; no array byte and
-//! nothing of the storage format passes here.
+//! workers write arrays to a checkpoint and read them from one, and resharding. The proxy only says who does what; no array
+//! byte and nothing of the storage format passes here.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use futures::future::try_join_all;
+use futures::future::{BoxFuture, try_join_all};
 use waystation_checkpoint::persistence::{self, ReadItem, WriteItem};
 use waystation_proto::{
     waystation::worker::{
@@ -16,7 +16,7 @@ use waystation_proto::{
             Serialized,
             proxy::{
                 LoadedExecutableExecuteRequest, LoadedExecutableExecuteResponse,
-                ifrt_response::Response,
+                ifrt_response::Response, loaded_executable_execute_response::Output,
             },
         },
     },
@@ -28,6 +28,7 @@ use super::{
     execute::output,
     lock,
     programs::{Program, ResultSpec, plugin_compile_response},
+    reshard_program::{self, ReshardProgram},
 };
 use crate::{
     array::{Array, Shard},
@@ -40,8 +41,41 @@ use crate::{
 const PREFIX: &[u8] = b"__serialized_plugin_program ";
 
 /// A plugin program that has been understood.
-pub(super) struct PluginProgram {
-    request: persistence::Request,
+pub(super) struct PluginProgram(Asked);
+
+enum Asked {
+    Write(Vec<WriteItem>),
+    Read(Vec<ReadItem>),
+    Reshard(ReshardProgram),
+}
+
+impl Asked {
+    fn parse(text: &str) -> Result<Self, Status> {
+        match persistence::parse(text) {
+            Ok(persistence::Request::Write(items)) => Ok(Self::Write(items)),
+            Ok(persistence::Request::Read(items)) => Ok(Self::Read(items)),
+            Err(waystation_checkpoint::Error::UnsupportedPluginProgram { request })
+                if request == reshard_program::NAME =>
+            {
+                ReshardProgram::parse(text).map(Self::Reshard)
+            }
+            Err(e) => Err(Status {
+                code: e.code() as i32,
+                message: e.report(),
+                payload: Default::default(),
+            }),
+        }
+    }
+
+    /// As many as an argument has shards, or the client refuses to execute.
+    fn devices(&self) -> Vec<i32> {
+        match self {
+            Self::Write(items) => items.first().map(|i| i.device_ids.clone()),
+            Self::Read(items) => items.first().map(|i| i.device_ids.clone()),
+            Self::Reshard(program) => Some(program.devices()),
+        }
+        .unwrap_or_default()
+    }
 }
 
 impl Session {
@@ -50,16 +84,8 @@ impl Session {
         let text = std::str::from_utf8(text).map_err(|e| {
             status::invalid_argument(format!("Bad PluginProgram: the text is not UTF-8: {e}"))
         })?;
-        let request = persistence::parse(text).map_err(|e| Status {
-            code: e.code() as i32,
-            message: e.report(),
-            payload: Default::default(),
-        })?;
-        let device_ids = match &request {
-            persistence::Request::Write(items) => items.first().map(|i| i.device_ids.clone()),
-            persistence::Request::Read(items) => items.first().map(|i| i.device_ids.clone()),
-        };
-        let devices = device_ids.unwrap_or_default();
+        let asked = Asked::parse(text)?;
+        let devices = asked.devices();
         let cluster = self.cluster()?;
         if let Some(id) = devices.iter().find(|&&id| cluster.device(id).is_none()) {
             return Err(status::invalid_argument(format!(
@@ -68,8 +94,7 @@ impl Session {
         }
         let (handle, ready) = (self.mint(), self.ready_future());
         let response = plugin_compile_response(handle, ready, &devices);
-        lock(&self.tables.programs)
-            .insert(handle, Program::Plugin(Arc::new(PluginProgram { request })));
+        lock(&self.tables.programs).insert(handle, Program::Plugin(Arc::new(PluginProgram(asked))));
         Ok(Outcome::Now(Response::CompileResponse(response)))
     }
 
@@ -79,20 +104,19 @@ impl Session {
         program: &PluginProgram,
         request: LoadedExecutableExecuteRequest,
     ) -> Handled {
-        let (answers, outputs) = match &program.request {
-            persistence::Request::Write(items) => {
+        let (done, outputs): (BoxFuture<'static, _>, _) = match &program.0 {
+            Asked::Write(items) => {
                 result_handles(
                     &request.result_array_handle,
                     0,
                     "Execute of a persistence write",
                 )?;
-                (
-                    self.save(user_context, items, &request.args_handles)
-                        .await?,
-                    Vec::new(),
-                )
+                let answers = self
+                    .save(user_context, items, &request.args_handles)
+                    .await?;
+                (Box::pin(all(answers)), Vec::new())
             }
-            persistence::Request::Read(items) => {
+            Asked::Read(items) => {
                 if !request.args_handles.is_empty() {
                     return Err(status::invalid_argument(
                         "a persistence read takes no arguments",
@@ -104,27 +128,25 @@ impl Session {
                     "Execute of a persistence read",
                 )?;
                 let (answers, arrays) = self.restore(user_context, items).await?;
-                let mut outputs = Vec::with_capacity(arrays.len());
-                for (array, handle) in arrays.into_iter().zip(handles) {
-                    let spec = ResultSpec {
-                        dtype: array.numbers("a restored array")?,
-                        dims: array.dims.clone(),
-                        sharding: array.sharding.clone(),
-                    };
-                    outputs.push(output(&spec, self.insert(handle, Ok(array))?));
-                }
-                (answers, outputs)
+                (Box::pin(all(answers)), self.results(arrays, handles)?)
+            }
+            Asked::Reshard(program) => {
+                let handles = result_handles(
+                    &request.result_array_handle,
+                    program.len(),
+                    "Execute of a reshard program",
+                )?;
+                let arrays = self
+                    .run_reshard_program(user_context, program, &request)
+                    .await?;
+                let ready = self.ready(&arrays).await;
+                (Box::pin(ready), self.results(arrays, handles)?)
             }
         };
         let wants_status = request
             .execute_options
             .is_some_and(|options| options.fill_status);
         let mut status_handle = 0;
-        let done = async move {
-            try_join_all(answers.into_iter().map(Answer::wait))
-                .await
-                .map(|_| ())
-        };
         if wants_status {
             status_handle = if request.result_status_handle != 0 {
                 request.result_status_handle
@@ -132,7 +154,7 @@ impl Session {
                 self.mint()
             };
             let future = Future::Pending {
-                result: Box::pin(done),
+                result: done,
                 context: user_context.clone(),
             };
             lock(&self.tables.futures).insert(status_handle, future);
@@ -143,6 +165,24 @@ impl Session {
                 outputs,
             },
         )))
+    }
+
+    /// Puts the results down and describes them.
+    fn results(
+        &mut self,
+        arrays: Vec<Array>,
+        handles: Vec<Option<u64>>,
+    ) -> Result<Vec<Output>, Status> {
+        let mut outputs = Vec::with_capacity(arrays.len());
+        for (array, handle) in arrays.into_iter().zip(handles) {
+            let spec = ResultSpec {
+                dtype: array.numbers("the result of a plugin program")?,
+                dims: array.dims.clone(),
+                sharding: array.sharding.clone(),
+            };
+            outputs.push(output(&spec, self.insert(handle, Ok(array))?));
+        }
+        Ok(outputs)
     }
 
     /// Each worker is told of the shards that it holds.
@@ -284,6 +324,13 @@ impl Session {
         }
         Ok((answers, arrays))
     }
+}
+
+/// When all have answered, or the first failure.
+async fn all(answers: Vec<Answer>) -> Result<(), Status> {
+    try_join_all(answers.into_iter().map(Answer::wait))
+        .await
+        .map(|_| ())
 }
 
 fn array_file(

@@ -1,8 +1,11 @@
 //! Programs: compile, and what is known of a compiled one.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering::Relaxed},
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use prost::Message;
@@ -33,7 +36,9 @@ use waystation_proto::{
 };
 use waystation_stablehlo::compile_options;
 
-use super::{Handled, Outcome, Session, init::unexpected, lock, plugin_program::PluginProgram};
+use super::{
+    Handled, Outcome, Session, UserContext, init::unexpected, lock, plugin_program::PluginProgram,
+};
 use crate::{
     convert::{Sharding, Tiling},
     counters::Counters,
@@ -222,8 +227,10 @@ impl Session {
 
     pub(super) async fn cost_analysis(
         &mut self,
+        context: &UserContext,
         request: &LoadedExecutableCostAnalysisRequest,
     ) -> Handled {
+        let context = context.clone();
         let program = self.xla_program(request.loaded_executable_handle, "cost analysis")?;
         let id = self.shared.ids.next();
         let op = op::Op::CostAnalysis(CostAnalysis {
@@ -232,34 +239,16 @@ impl Session {
         });
         let answer = program.link.call(id, op).await;
         Ok(Outcome::Later(Box::pin(async move {
-            let reply::Reply::Answer(answer) = answer.wait().await? else {
-                return Err(unexpected("CostAnalysis"));
+            use loaded_executable_cost_analysis_response::Result as Cost;
+            let result = match answer.wait().await {
+                Ok(reply::Reply::Answer(answer)) => Cost::Attributes(attributes(answer.numbers)),
+                Ok(_) => return Err(unexpected("CostAnalysis")),
+                // In the body: of a failed reply, jaxlib would say "Bad StatusOr access" and not what failed.
+                Err(status) => Cost::Status(status::with_user_context(status, context.id())),
             };
-            let attributes = answer
-                .numbers
-                .into_iter()
-                .map(|(name, number)| {
-                    (
-                        name,
-                        attribute_map_proto::Value {
-                            // The message has no double.
-                            value: Some(attribute_map_proto::value::Value::FloatValue(
-                                number as f32,
-                            )),
-                        },
-                    )
-                })
-                .collect();
             Ok(Response::LoadedExecutableCostAnalysisResponse(
                 LoadedExecutableCostAnalysisResponse {
-                    result: Some(
-                        loaded_executable_cost_analysis_response::Result::Attributes(
-                            AttributeMapProto {
-                                version_number: 0,
-                                attributes,
-                            },
-                        ),
-                    ),
+                    result: Some(result),
                 },
             ))
         })))
@@ -320,6 +309,22 @@ impl Session {
         Ok(Outcome::Now(Response::LoadedExecutableDestructResponse(
             LoadedExecutableDestructResponse {},
         )))
+    }
+}
+
+fn attributes(numbers: HashMap<String, f64>) -> AttributeMapProto {
+    use attribute_map_proto::value::Value;
+    let attributes = numbers
+        .into_iter()
+        .map(|(name, number)| {
+            // The message has no double.
+            let value = Some(Value::FloatValue(number as f32));
+            (name, attribute_map_proto::Value { value })
+        })
+        .collect();
+    AttributeMapProto {
+        version_number: 0,
+        attributes,
     }
 }
 

@@ -38,11 +38,7 @@ impl Session {
             array_handles.push(self.insert(handle, Ok(array))?);
         }
         if request.copy_semantics() == ArrayCopySemantics::DonateInput {
-            for handle in &request.array_handles {
-                if let Some(Ok(array)) = self.values.get_mut(handle) {
-                    array.delete();
-                }
-            }
+            self.donate(&request.array_handles);
         }
         Ok(Outcome::Now(Response::RemapArraysResponse(
             RemapArraysResponse { array_handles },

@@ -88,7 +88,7 @@ impl Session {
         }))
     }
 
-    fn string_shard(
+    pub(super) fn string_shard(
         &self,
         device: i32,
         context: &UserContext,

@@ -116,16 +116,24 @@ impl Session {
         }
     }
 
+    /// When the arrays are ready, or the first failure. The workers have been asked when this returns.
+    pub(super) async fn ready(
+        &self,
+        arrays: &[Array],
+    ) -> impl Future<Output = Result<(), Status>> + Send + use<> {
+        let mut watched = Watched::default();
+        for array in arrays {
+            watched.add(&array.shards);
+        }
+        self.watch(watched).await
+    }
+
     /// Every so often in a chain of requests, learns how the work of one ended: see [`super::user_context`].
     pub(super) async fn settle_now_and_then(&mut self, context: &UserContext, made: &[Array]) {
         if !context.wants_watch() {
             return;
         }
-        let mut watched = Watched::default();
-        for array in made {
-            watched.add(&array.shards);
-        }
-        let ready = self.watch(watched).await;
+        let ready = self.ready(made).await;
         let context = context.clone();
         self.tasks
             .spawn(async move { context.settled(&ready.await) });

@@ -16,6 +16,7 @@ use crate::{
     dtype::Dtype,
     geometry, host,
     layout::{self, Order},
+    region::{self, Dense, Region},
     status::{self, Fault},
     table::{Origin, Shard, Slot, Value},
 };
@@ -38,6 +39,13 @@ enum State {
         since: Instant,
         /// What made the shard, once the copy has begun.
         origin: Option<Rc<Origin>>,
+        /// The bytes are forgotten once they have been fetched.
+        once: bool,
+    },
+    /// Its shard is there, and held; nothing is copied until somebody fetches.
+    OnDemand {
+        slot: Rc<Slot>,
+        parts: Parts,
     },
     Here(Result<Copied, Fault>),
 }
@@ -47,6 +55,14 @@ enum State {
 pub(crate) struct Copied {
     pub(crate) bytes: Bytes,
     pub(crate) order: Order,
+}
+
+/// What of a shard is read.
+enum Parts {
+    /// All, dense or with these strides.
+    Whole(Option<Vec<i64>>),
+    /// Regions, one behind the other.
+    Regions(Vec<Region>),
 }
 
 /// A call that wants a transfer's bytes.
@@ -63,27 +79,28 @@ impl Session {
             shard,
             byte_strides,
             notify,
+            regions,
+            on_demand,
         } = op;
+        let parts = match regions.is_empty() {
+            true => Parts::Whole(byte_strides.map(|strides| strides.strides)),
+            false => Parts::Regions(regions.into_iter().map(Region::from).collect()),
+        };
+        let once = on_demand;
         let mut fetches = Vec::new();
         for fetch in self.transfers.early.remove(&transfer).unwrap_or_default() {
             // A caller that has given up is found out when its bytes come.
             let _ = fetch.known.send(());
             fetches.push(fetch.bytes);
         }
-        if self
-            .transfers
-            .by_id
-            .insert(
-                transfer,
-                State::Coming {
-                    fetches,
-                    notify,
-                    since: Instant::now(),
-                    origin: None,
-                },
-            )
-            .is_some()
-        {
+        let coming = State::Coming {
+            fetches,
+            notify,
+            since: Instant::now(),
+            origin: None,
+            once,
+        };
+        if self.transfers.by_id.insert(transfer, coming).is_some() {
             tracing::warn!(transfer, "a transfer id was used twice");
         }
         if let Err(status) = self.room_to_wait() {
@@ -91,22 +108,34 @@ impl Session {
             return;
         }
         let slot = self.slot(shard);
-        let strides = byte_strides.map(|strides| strides.strides);
         let wanted = Rc::clone(&slot);
         self.when(&[slot], move |session| match wanted.value() {
             Value::Pending { .. } => {}
             Value::Failed(fault) => session.read_done(transfer, Err(fault)),
-            Value::Ready(shard) => session.read_shard(transfer, &wanted, &shard, strides),
+            Value::Ready(_) if on_demand && !session.is_wanted(transfer) => {
+                session.read_on_demand(transfer, wanted, parts);
+            }
+            Value::Ready(shard) => session.read_shard(transfer, &wanted, &shard, parts),
         });
     }
 
-    fn read_shard(
-        &mut self,
-        transfer: u64,
-        slot: &Rc<Slot>,
-        shard: &Shard,
-        strides: Option<Vec<i64>>,
-    ) {
+    /// Whether somebody waits for a transfer's bytes.
+    fn is_wanted(&self, transfer: u64) -> bool {
+        match self.transfers.by_id.get(&transfer) {
+            Some(State::Coming { fetches, .. }) => !fetches.is_empty(),
+            _ => false,
+        }
+    }
+
+    fn read_on_demand(&mut self, transfer: u64, slot: Rc<Slot>, parts: Parts) {
+        // Released meanwhile: nobody will fetch it.
+        if let Some(state) = self.transfers.by_id.get_mut(&transfer) {
+            slot.hold();
+            *state = State::OnDemand { slot, parts };
+        }
+    }
+
+    fn read_shard(&mut self, transfer: u64, slot: &Rc<Slot>, shard: &Shard, parts: Parts) {
         if let Some(State::Coming { origin, .. }) = self.transfers.by_id.get_mut(&transfer) {
             *origin = Some(Rc::clone(&shard.origin));
         }
@@ -120,23 +149,31 @@ impl Session {
         };
         let element = Dtype::of_element(shard.buffer.element_type()).map(|dtype| dtype.host_bytes);
         self.read_host(slot, shard, move |result| {
-            let strided = strides.filter(|strides| {
-                !element
+            let as_it_is = match &parts {
+                Parts::Whole(None) => true,
+                Parts::Whole(Some(strides)) => element
                     .as_ref()
-                    .is_ok_and(|&element| geometry::is_dense(&dims, strides, element))
-            });
-            let Some(strides) = strided else {
+                    .is_ok_and(|&element| geometry::is_dense(&dims, strides, element)),
+                Parts::Regions(regions) => {
+                    matches!(regions.as_slice(), [region] if region.is_whole(&dims))
+                }
+            };
+            if as_it_is {
                 core.post(serial, move |session| {
                     session.read_done(transfer, result.map(copied))
                 });
                 return;
-            };
+            }
             runtime.spawn_blocking(move || {
                 let result = result.and_then(|dense| {
                     let element = element.map_err(Arc::new)?;
-                    scatter(&dense, &dims, &strides, element)
-                        .map(copied)
-                        .map_err(Arc::new)
+                    match &parts {
+                        Parts::Whole(None) => Ok(dense),
+                        Parts::Whole(Some(strides)) => scatter(&dense, &dims, strides, element),
+                        Parts::Regions(regions) => cut(&dense, &dims, regions, element),
+                    }
+                    .map(copied)
+                    .map_err(Arc::new)
                 });
                 core.post(serial, move |session| session.read_done(transfer, result));
             });
@@ -194,11 +231,15 @@ impl Session {
             fetches,
             notify,
             since,
+            once,
             ..
         } = std::mem::replace(state, State::Here(result.clone()))
         else {
             return;
         };
+        if once && !fetches.is_empty() {
+            self.transfers.by_id.remove(&transfer);
+        }
         if let Ok(Copied { bytes, .. }) = &result {
             counters::add(&self.core.counters.fetched_bytes, bytes.len() as u64);
             counters::add(&self.core.counters.reads, 1);
@@ -237,6 +278,10 @@ impl Session {
                 let _ = fetch.known.send(());
                 fetches.push(fetch.bytes);
             }
+            Some(State::OnDemand { .. }) => {
+                let _ = fetch.known.send(());
+                self.demand(transfer, fetch.bytes);
+            }
             None => {
                 let limit = self.core.limits.early_fetches;
                 if self.transfers.early.len() >= limit {
@@ -262,10 +307,36 @@ impl Session {
         }
     }
 
+    /// The first fetch of a transfer that is copied on demand.
+    fn demand(&mut self, transfer: u64, fetch: oneshot::Sender<Result<Copied, Fault>>) {
+        let coming = State::Coming {
+            fetches: vec![fetch],
+            notify: false,
+            since: Instant::now(),
+            origin: None,
+            once: true,
+        };
+        let Some(State::OnDemand { slot, parts }) = self.transfers.by_id.insert(transfer, coming)
+        else {
+            return;
+        };
+        match slot.value() {
+            Value::Ready(shard) => self.read_shard(transfer, &slot, &shard, parts),
+            Value::Failed(fault) => self.read_done(transfer, Err(fault)),
+            Value::Pending { .. } => {}
+        }
+        slot.unhold();
+    }
+
     pub(super) fn release(&mut self, transfers: &[u64]) {
         for transfer in transfers {
-            let Some(State::Coming { fetches, .. }) = self.transfers.by_id.remove(transfer) else {
-                continue;
+            let fetches = match self.transfers.by_id.remove(transfer) {
+                Some(State::Coming { fetches, .. }) => fetches,
+                Some(State::OnDemand { slot, .. }) => {
+                    slot.unhold();
+                    continue;
+                }
+                Some(State::Here(_)) | None => continue,
             };
             let fault = Arc::new(status::invalid(format!(
                 "transfer {transfer} was released before its bytes were there"
@@ -292,6 +363,29 @@ fn copy_to_host(
         Ok(copy) => copy.on_ready(move |result| then(result.map_err(fault))),
         Err(error) => then(Err(fault(error))),
     }
+}
+
+/// The elements of regions, one region behind the other.
+fn cut(
+    dense: &[u8],
+    dims: &[i64],
+    regions: &[Region],
+    element: usize,
+) -> Result<AlignedBytes, StatusProto> {
+    let mut all = host::zeroed(region::total_bytes(regions, element)?)?;
+    let mut rest = &mut all[..];
+    for one in regions {
+        let (bytes, behind) = rest.split_at_mut(one.bytes(element)?);
+        rest = behind;
+        let from = Dense { bytes: dense, dims };
+        let start = vec![0; one.size.len()];
+        let mut to = Dense {
+            bytes,
+            dims: &one.size,
+        };
+        region::copy(&from, &one.offset, &mut to, &start, &one.size, element)?;
+    }
+    Ok(all)
 }
 
 fn scatter(

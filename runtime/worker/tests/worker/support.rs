@@ -304,6 +304,7 @@ impl Session {
             shard,
             byte_strides: None,
             notify: true,
+            ..Read::default()
         }))
         .await;
         transfer

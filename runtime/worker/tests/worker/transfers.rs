@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use waystation_proto::{
     tensorflow::{StatusProto, error::Code},
-    waystation::worker::{CancelPut, FetchDataRequest, Op, Pull, Put, Read, Strides, op},
+    waystation::worker::{CancelPut, FetchDataRequest, Op, Pull, Put, Read, Region, Strides, op},
     xla::PrimitiveType,
 };
 use waystation_worker::Limits;
@@ -77,6 +77,7 @@ async fn large_arrays_stream_in_and_out() {
             shard: 10,
             byte_strides: None,
             notify: false,
+            ..Read::default()
         }))
         .await;
     session.drop_shards(&[10, 11]).await;
@@ -87,6 +88,51 @@ async fn large_arrays_stream_in_and_out() {
         (status.put_bytes, status.fetched_bytes),
         (2 * LARGE as u64, 3 * LARGE as u64)
     );
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn regions_are_read_on_demand_and_forgotten() {
+    let worker = Worker::start().await;
+    let mut session = worker.session(1).await;
+    session.put(10, 0, &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]).await;
+    let region = |offset: i64, size: i64| Region {
+        offset: vec![offset],
+        size: vec![size],
+    };
+    let on_demand = |transfer, regions| {
+        op::Op::Read(Read {
+            transfer,
+            shard: 10,
+            regions,
+            on_demand: true,
+            ..Read::default()
+        })
+    };
+    let (fetched, released, outside) = (session.mint(), session.mint(), session.mint());
+    let two = vec![region(4, 2), region(1, 1)];
+    session.send(on_demand(fetched, two.clone())).await;
+    session.send(on_demand(released, two)).await;
+    session.send(on_demand(outside, vec![region(5, 2)])).await;
+    session.drop_shards(&[10]).await;
+    let status = session.fetch(outside).await.unwrap_err();
+    assert_eq!(status.code(), tonic::Code::InvalidArgument, "{status:?}");
+    assert_eq!(worker.status().await.shards, 1, "kept for the fetches");
+    let expected: Vec<u8> = [4.0f32, 5.0, 1.0]
+        .iter()
+        .flat_map(|v| v.to_le_bytes())
+        .collect();
+    assert_eq!(session.fetch(fetched).await.unwrap(), expected);
+    session
+        .send_op(Op {
+            releases: vec![released],
+            ..Op::default()
+        })
+        .await;
+    // Something behind it, so that the release has been applied.
+    session.put(11, 0, &[1.0]).await;
+    session.watch(&[11]).await.unwrap();
+    assert_eq!(worker.status().await.shards, 1, "that of the last put");
     worker.stop().await;
 }
 
@@ -146,6 +192,7 @@ async fn strides_asked_for_are_honoured() {
             shard: 1,
             byte_strides: strides(&[1, 2]),
             notify: true,
+            ..Read::default()
         }))
         .await;
     assert_eq!(session.end_read(20).await.unwrap(), [1, 4, 2, 5, 3, 6]);
@@ -155,6 +202,7 @@ async fn strides_asked_for_are_honoured() {
             shard: 1,
             byte_strides: strides(&[1]),
             notify: true,
+            ..Read::default()
         }))
         .await;
     assert_eq!(
@@ -318,6 +366,7 @@ async fn workers_pull_from_each_other() {
             shard: 1,
             byte_strides: None,
             notify: false,
+            ..Read::default()
         }))
         .await;
     sink.answer(40).await.unwrap();
@@ -330,6 +379,7 @@ async fn workers_pull_from_each_other() {
             shard: 99,
             byte_strides: None,
             notify: false,
+            ..Read::default()
         }))
         .await;
     sink.send(op::Op::Pull(Pull {
