@@ -8,6 +8,7 @@ mod argv;
 mod cluster;
 mod command;
 mod error;
+mod files;
 mod http;
 mod large_transfers;
 mod lifetime;
@@ -51,6 +52,9 @@ fn perform(parsed: Parsed) -> Result<u8, Failure> {
     telemetry::start(if quiet { "warn" } else { "info" })?;
     for warning in parsed.warnings {
         tracing::warn!("{warning}");
+    }
+    if !quiet {
+        files::raise_limit();
     }
     match parsed.command {
         Command::Proxy(args) => proxy::run(args, parsed.xla_flags).map(|()| 0),

@@ -7,6 +7,7 @@ use tokio_stream::{Stream, StreamExt as _, wrappers::UnixListenerStream};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Server, server::TcpIncoming};
 use waystation_proto::xla::ifrt::proxy::grpc_ifrt_service_server::GrpcIfrtServiceServer;
+use waystation_scheduler::patient;
 
 use crate::{
     Config, Error, cluster,
@@ -67,14 +68,14 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
             .add_service(service.clone())
     };
     let on_tcp = server().serve_with_incoming_shutdown(
-        TcpIncoming::from(listener).with_nodelay(Some(true)),
+        patient(TcpIncoming::from(listener).with_nodelay(Some(true))),
         shutdown.clone().cancelled_owned(),
     );
     match config.unix_listener {
         None => on_tcp.await.map_err(Error::Server)?,
         Some(listener) => {
             let on_unix = server().serve_with_incoming_shutdown(
-                own_users(listener).map_err(Error::Listener)?,
+                patient(own_users(listener).map_err(Error::Listener)?),
                 shutdown.clone().cancelled_owned(),
             );
             tokio::try_join!(on_tcp, on_unix).map_err(Error::Server)?;

@@ -12,8 +12,10 @@
 //! | `state` | the two behind one lock, with a change signal |
 //! | `life` | one worker's registration, from Hello to its death |
 //! | `service` | the gRPC adapter |
+//! | `accept` | what servers that many may dial do when they cannot accept a connection |
 //! | `client` | the other side, for proxies and the command line |
 
+mod accept;
 pub mod client;
 mod cluster;
 mod holds;
@@ -22,4 +24,5 @@ mod serve;
 mod service;
 mod state;
 
+pub use accept::patient;
 pub use serve::{Config, DEFAULT_LEASE, Error, serve};

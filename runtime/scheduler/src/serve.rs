@@ -7,7 +7,7 @@ use tonic::transport::{Server, server::TcpIncoming};
 use tracing::info;
 use waystation_proto::waystation::scheduler::resource_manager_server::ResourceManagerServer;
 
-use crate::{cluster::Cluster, service::Service, state::State};
+use crate::{accept::patient, cluster::Cluster, service::Service, state::State};
 
 /// How long a silent worker counts as alive. Beats come each second; ten of them may be lost on a busy machine.
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(10);
@@ -91,7 +91,7 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
         .http2_keepalive_timeout(Some(config.lease / 2))
         .add_service(service)
         .serve_with_incoming_shutdown(
-            TcpIncoming::from(listener).with_nodelay(Some(true)),
+            patient(TcpIncoming::from(listener).with_nodelay(Some(true))),
             shutdown.clone().cancelled_owned(),
         );
     let overdue = async {
