@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     hash::{BuildHasher as _, RandomState},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use bytes::Bytes;
@@ -22,6 +22,7 @@ use waystation_proto::{
     },
 };
 
+use crate::lock::lock;
 use crate::{
     counters::Counters,
     host_buffers::{HostBuffers, HostMemory, Outgoing, Transfer},
@@ -37,11 +38,6 @@ const STORE_METADATA: &str = "ifrt-proxy-grpc-host-buffer-store-metadata-bin";
 
 /// The host buffers of all sessions, by session id.
 type Sessions = Arc<Mutex<HashMap<u64, Arc<HostBuffers>>>>;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that holds these locks can panic half-way through a change.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The service.
 #[derive(Debug)]

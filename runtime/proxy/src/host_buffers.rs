@@ -14,7 +14,7 @@ use std::{
     io,
     os::unix::fs::FileExt as _,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Instant,
@@ -24,6 +24,7 @@ use bytes::Bytes;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
+use crate::lock::lock;
 use crate::{
     counters::Counters,
     link::Link,
@@ -37,11 +38,6 @@ pub(crate) use store::Store;
 const UNIT_BYTES: usize = 4096;
 /// Buffers of one session at a time, waiting to be consumed. The client has 64 stores in flight at most.
 const MAX_BUFFERS: usize = 1 << 16;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that holds these locks can panic half-way through a change.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The memory all sessions share for waiting host buffers.
 #[derive(Debug)]

@@ -16,12 +16,13 @@ use std::{
     io,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, Weak},
     time::Instant,
 };
 
 use rustix::fs::{Mode, OFlags};
 
+use crate::lock::lock;
 use crate::{
     host_buffers::HostBuffers,
     status::{self, Status},
@@ -100,7 +101,7 @@ impl LargeTransfers {
     }
 
     fn remember(&self, session: &Arc<HostBuffers>, number: i32) {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = lock(&self.taken);
         if taken.len() == REMEMBERED {
             taken.pop_front();
         }
@@ -114,7 +115,7 @@ impl LargeTransfers {
     /// The session has written a file that is not there. Another one's announcement took it, if one of the same name came
     /// since this session began; that one cannot go on either.
     fn missing(&self, session: &Arc<HostBuffers>, number: i32, directory: &Path) -> Status {
-        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = lock(&self.taken);
         let mut mixed_up = false;
         let own = Arc::downgrade(session);
         for other in taken.iter().filter(|other| {

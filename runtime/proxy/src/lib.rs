@@ -16,6 +16,7 @@ mod host_buffers;
 mod large_transfers;
 mod layout;
 mod link;
+mod lock;
 mod serve;
 mod session;
 mod status;

@@ -12,7 +12,7 @@ mod queue;
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -29,6 +29,7 @@ use waystation_proto::{
 };
 
 use self::queue::{Lane, Ops, Queue};
+use crate::lock::lock;
 use crate::status::{self, Status};
 
 /// HTTP/2 windows, in bytes. Small unread messages kill a session with default windows: h2 charges each small frame
@@ -91,11 +92,6 @@ pub(crate) struct Link {
     pub(crate) epoch: u64,
     wire: Arc<Wire>,
     lane: Lane,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that holds these locks can panic half-way through a change.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A channel to a worker with the settings all our links use.

@@ -26,7 +26,7 @@ mod values;
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Instant,
@@ -48,6 +48,7 @@ use self::{
     user_context::Destroyed,
 };
 pub(crate) use self::{replies::ReplyStream, user_context::UserContext};
+use crate::lock::lock;
 use crate::{
     array::{Array, Failure, Value},
     cluster::{Cluster, ClusterWatch},
@@ -116,11 +117,6 @@ impl std::fmt::Debug for Tables {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Tables").finish_non_exhaustive()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that holds these locks can panic half-way through a change.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// One client.

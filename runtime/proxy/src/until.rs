@@ -2,12 +2,14 @@
 
 use std::{
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     task::{Context, Poll},
 };
 
 use futures::{Stream, stream::BoxStream, task::AtomicWaker};
 use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::lock::lock;
 
 struct Shared<T> {
     /// Taken out when the session ends.
@@ -18,7 +20,7 @@ struct Shared<T> {
 impl<T> Shared<T> {
     fn with<R>(&self, look: impl FnOnce(&mut Option<BoxStream<'static, T>>) -> R) -> R {
         // Nothing that holds this lock can panic half-way through a change.
-        look(&mut self.inner.lock().unwrap_or_else(PoisonError::into_inner))
+        look(&mut lock(&self.inner))
     }
 }
 
