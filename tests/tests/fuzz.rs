@@ -15,10 +15,8 @@ use waystation_tests::{
 };
 
 /// What is answered UNIMPLEMENTED or, since only one is allowed, refused.
-const NOT_SERVED: [&str; 8] = [
+const NOT_SERVED: [&str; 6] = [
     "InitRequest",
-    "BitcastArraysRequest",
-    "ReshardArraysRequest",
     "LoadedExecutableCostAnalysisRequest",
     "LoadedExecutableMpmdMetadataRequest",
     "LoadedExecutableMpmdCostAnalysisRequest",

@@ -63,7 +63,7 @@ async fn damaged_requests_leave_every_process_as_it_was() {
     // What is kept for good (programs, threads, pools) is there after the first run.
     let warm = Plan {
         seed: plan.seed.wrapping_add(1),
-        requests: 500,
+        requests: 500.max(plan.requests / 4),
         ..plan
     };
     fuzz::run(&cluster.proxy, warm).await.expect("served");
@@ -101,8 +101,8 @@ async fn hostile_clients_leave_every_process_as_it_was() {
     let sessions = count("WAYSTATION_ABUSE_SESSIONS", 50);
     let witness = Witness::start(address).await.expect("a witness");
     let mut before = Vec::new();
-    // What is kept for good is there after the first round.
-    for sessions in [20, sessions] {
+    // What is kept for good is there after the first round, and the most that is held at a time.
+    for _ in 0..2 {
         before = parts(&cluster);
         let rounds = witness.rounds();
         abuse::headers(address).await;
