@@ -33,6 +33,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .bytes(".xla.ifrt.Serialized")
         .bytes(".waystation.compile")
         .bytes(".waystation.worker")
+        // An entry's bytes follow from what it says.
+        .btree_map(".waystation.ExecutableInfo.cost")
         .boxed(".xla.ifrt.proxy.IfrtResponse.response.loaded_executable_metadata_response")
         .compile_fds(descriptors)?;
     Ok(())

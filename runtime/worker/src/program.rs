@@ -3,6 +3,7 @@
 //!
 //! Pure functions over bytes; nothing here calls the plugin.
 
+mod cost;
 mod describe;
 mod dump;
 mod error;

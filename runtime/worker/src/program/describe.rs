@@ -4,7 +4,7 @@
 //! pieces of a sharding is wrong where a dimension does not divide. Shardings, layouts and donation come from the compiled
 //! module, memory kinds and sizes from the plugin.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use prost::Message as _;
 use tracing::warn;
@@ -18,7 +18,7 @@ use waystation_proto::{
 use waystation_stablehlo::signature::{self, ElementType, Signature, ValueType};
 
 use super::{
-    Error,
+    Error, cost,
     sharding::{flatten, tiles},
 };
 
@@ -120,6 +120,10 @@ pub fn describe(
         fingerprint: facts.fingerprint.clone(),
         generated_code_bytes: facts.generated_code_bytes,
         key: String::new(),
+        cost: cost::of(&module).unwrap_or_else(|error| {
+            warn!(module = module.name, %error, "cost of a compiled program not counted");
+            BTreeMap::new()
+        }),
     };
     let count = info.parameters.len();
     info.donated_parameters

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use waystation_pjrt::OptionValue;
+use waystation_pjrt::{Code, OptionValue};
 use waystation_proto::{
     tensorflow::StatusProto,
     waystation::worker::{Answer, CostAnalysis, DefaultLayout, ProgramText},
@@ -90,13 +90,19 @@ impl Session {
     }
 }
 
+/// What the plugin says that an execution costs; where it does not, what was counted when the program was compiled.
 fn costs(loaded: &Loaded) -> Result<HashMap<String, f64>, StatusProto> {
-    let costs = loaded.executable.cost_analysis();
-    let costs = costs.map_err(|error| status::of_plugin(&error, 0))?;
-    let numbers = costs
-        .into_iter()
-        .filter_map(|(name, value)| Some((name, number(&value)?)));
-    Ok(numbers.collect())
+    match loaded.executable.cost_analysis() {
+        Ok(costs) => Ok(costs
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, number(&value)?)))
+            .collect()),
+        // An entry made before costs were counted has none.
+        Err(error) if error.code() == Code::Unimplemented && !loaded.info.cost.is_empty() => {
+            Ok(loaded.info.cost.clone().into_iter().collect())
+        }
+        Err(error) => Err(status::of_plugin(&error, 0)),
+    }
 }
 
 /// A cost as a number; costs that are none are left out.

@@ -365,17 +365,35 @@ async fn the_text_is_xla_s_own() {
         session.answer(2).await.unwrap_err().code,
         Code::InvalidArgument as i32
     );
-    session
-        .send(op::Op::CostAnalysis(CostAnalysis {
-            request: 3,
-            executable: 50,
-        }))
-        .await;
-    match session.answer(3).await {
-        Ok(answer) => assert!(!answer.numbers.is_empty()),
-        Err(status) => assert_eq!(status.code, Code::Unimplemented as i32, "{status:?}"),
-    }
     worker.stop().await;
+}
+
+/// The CPU plugin does not analyse costs: these are counted here, once, and stand in the entry.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_program_s_cost_is_known_to_each_worker_that_finds_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let location = Location::parse(&format!("file://{}", folder.path().display())).unwrap();
+    for compiles in [1, 0] {
+        let cache = waystation_cache::Config {
+            location: Some(Bucket::open(&location).unwrap()),
+            ..waystation_cache::Config::default()
+        };
+        let worker = Worker::start_with(cache, Limits::default()).await;
+        let mut session = worker.session(1).await;
+        session.compile(50, "product", &[0]).await.unwrap();
+        session
+            .send(op::Op::CostAnalysis(CostAnalysis {
+                request: 1,
+                executable: 50,
+            }))
+            .await;
+        let numbers = session.answer(1).await.unwrap().numbers;
+        assert_eq!(numbers["flops"], f64::from(2 * 64 * 32 * 16), "{numbers:?}");
+        let bytes = f64::from(4 * (64 * 32 + 32 * 16 + 64 * 16));
+        assert!(numbers["bytes accessed"] >= bytes, "{numbers:?}");
+        assert_eq!(worker.status().await.compiles, compiles);
+        worker.stop().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
