@@ -4,7 +4,8 @@
 //! came; a reader follows them while they still come, so a big put flows through. Chunks beyond the memory bound go to
 //! an unlinked temporary file, so that stores never make the control stream wait.
 //!
-//! Out: only where the bytes lie (a worker's transfer, or an array of strings) is kept; lookups relay them.
+//! Out: only where the bytes lie (a worker's transfer, or an array of strings) is kept; lookups relay them. What a session may
+//! have lying at workers has a bound as well: beyond it a fetch waits until the client has taken and deleted another.
 
 mod store;
 
@@ -36,6 +37,11 @@ pub(crate) use store::Store;
 
 /// The unit in which memory is counted, in bytes: semaphores count in u32.
 const UNIT_BYTES: usize = 4096;
+/// The unit in which fetched bytes are counted, in bytes. What is smaller comes with the worker's answer and counts as
+/// nothing: the number of buffers bounds it.
+const FETCH_UNIT_BYTES: u64 = 64 << 10;
+/// What one session may have lying at workers, fetched and not deleted, in bytes. An array that is larger has it alone.
+const FETCHED_BYTES: u64 = 4 << 30;
 /// Buffers of one session at a time, waiting to be consumed. The client has 64 stores in flight at most.
 const MAX_BUFFERS: usize = 1 << 16;
 
@@ -237,6 +243,13 @@ pub(crate) struct Transfer {
     pub(crate) size_bytes: u64,
     /// Small results came with the answer.
     pub(crate) inline: Option<Bytes>,
+    pub(crate) _room: FetchRoom,
+}
+
+/// A fetch's part of what its session may have lying at workers; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct FetchRoom {
+    _units: Option<OwnedSemaphorePermit>,
 }
 
 impl Drop for Transfer {
@@ -256,6 +269,7 @@ enum Entry {
 pub(crate) struct HostBuffers {
     memory: Arc<HostMemory>,
     entries: Mutex<HashMap<u64, Entry>>,
+    fetches: Arc<Semaphore>,
     opened: Instant,
     verdict: OnceLock<Status>,
     end: CancellationToken,
@@ -266,6 +280,7 @@ impl HostBuffers {
         Self {
             memory,
             entries: Mutex::new(HashMap::new()),
+            fetches: Arc::new(Semaphore::new(fetch_units(FETCHED_BYTES) as usize)),
             opened: Instant::now(),
             verdict: OnceLock::new(),
             end: CancellationToken::new(),
@@ -369,6 +384,15 @@ impl HostBuffers {
         })
     }
 
+    /// Waits until the session may fetch so many bytes more. Deletions come by another way than requests, so a session that
+    /// waits here is not in its own way; one that never deletes waits alone.
+    pub(crate) async fn room_to_fetch(&self, bytes: u64) -> FetchRoom {
+        let units = fetch_units(bytes).min(fetch_units(FETCHED_BYTES));
+        let room = Arc::clone(&self.fetches).acquire_many_owned(units).await;
+        // Nobody closes the semaphore.
+        FetchRoom { _units: room.ok() }
+    }
+
     /// Puts down where a fetch's bytes lie.
     pub(crate) fn offer(&self, handle: u64, outgoing: Outgoing) -> Result<(), Status> {
         let mut entries = lock(&self.entries);
@@ -410,6 +434,10 @@ impl HostBuffers {
             ))),
         }
     }
+}
+
+fn fetch_units(bytes: u64) -> u32 {
+    u32::try_from(bytes / FETCH_UNIT_BYTES).unwrap_or(u32::MAX)
 }
 
 fn check_room(entries: &HashMap<u64, Entry>) -> Result<(), Status> {

@@ -89,3 +89,18 @@ async fn handles_are_used_once() {
     assert_eq!(buffers.lookup(1).expect_err("not fetched").code, 3);
     assert_eq!(buffers.delete(9).expect_err("unknown").code, 3);
 }
+
+#[tokio::test]
+async fn what_lies_fetched_at_workers_has_a_bound() {
+    let (buffers, _) = buffers(8192);
+    let most = buffers.room_to_fetch(u64::MAX).await;
+    let small = buffers.room_to_fetch(1000).await;
+    let mut next = Box::pin(buffers.room_to_fetch(1 << 30));
+    assert!(
+        futures::poll!(&mut next).is_pending(),
+        "an array of any size has all the room"
+    );
+    drop(most);
+    let _next = next.await;
+    drop(small);
+}

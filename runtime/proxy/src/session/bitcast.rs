@@ -100,6 +100,17 @@ fn bits(dtype: PrimitiveType, dims: &[i64]) -> Option<i64> {
         .try_fold(element_bits(dtype)?, |bits, dim| bits.checked_mul(*dim))
 }
 
+/// Bytes of a dense array in host memory, where an element takes whole bytes; dimensions as in [`bits`].
+pub(super) fn host_bytes(dtype: PrimitiveType, dims: &[i64]) -> u64 {
+    let element = element_bits(dtype).map_or(1, |bits| bits.max(8) / 8);
+    let bytes = dims
+        .iter()
+        .try_fold(element, |bytes, dim| bytes.checked_mul(*dim));
+    bytes
+        .and_then(|bytes| u64::try_from(bytes).ok())
+        .unwrap_or(u64::MAX)
+}
+
 /// Bits of an element; `None` for types that have no elements.
 fn element_bits(dtype: PrimitiveType) -> Option<i64> {
     use PrimitiveType as P;

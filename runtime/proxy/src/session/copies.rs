@@ -18,7 +18,7 @@ use crate::{
     array::{Array, Shard},
     cluster::Device,
     convert::Dtype,
-    host_buffers::{Outgoing, Transfer},
+    host_buffers::{FetchRoom, Outgoing, Transfer},
     link::{Answer, Link},
     status::{self, Status},
 };
@@ -190,18 +190,21 @@ impl Session {
                 )));
             }
         };
-        if array.dtype == Dtype::Strings {
+        let Dtype::Numbers(dtype) = array.dtype else {
             return Ok(self.fetch_strings(shard.strings()?.clone(), request.host_buffer_handle));
-        }
+        };
+        let link = Arc::clone(&shard.link);
+        let shard = shard.id;
+        let bytes = super::bitcast::host_bytes(dtype, &array.dims);
+        let room = self.host_buffers.room_to_fetch(bytes).await;
         let transfer = self.shared.ids.next();
         let read = Read {
             transfer,
-            shard: shard.id,
+            shard,
             byte_strides: request.byte_strides.map(|s| Strides { strides: s.strides }),
             notify: true,
             ..Read::default()
         };
-        let link = Arc::clone(&shard.link);
         let release = ReleaseAtEnd::new(Arc::clone(&link), transfer);
         let since = Instant::now();
         let answer = link.call(transfer, op::Op::Read(read)).await;
@@ -209,7 +212,7 @@ impl Session {
         let buffers = Arc::clone(&self.host_buffers);
         let handle = request.host_buffer_handle;
         Ok(Outcome::Later(Box::pin(async move {
-            let transfer = transferred(answer, release).await?;
+            let transfer = transferred(answer, release, room).await?;
             counters.read_link.add(since);
             buffers.offer(handle, Outgoing::AtWorker(transfer))?;
             Ok(Response::CopyToHostBufferResponse(
@@ -219,7 +222,11 @@ impl Session {
     }
 }
 
-async fn transferred(answer: Answer, release: ReleaseAtEnd) -> Result<Transfer, Status> {
+async fn transferred(
+    answer: Answer,
+    release: ReleaseAtEnd,
+    room: FetchRoom,
+) -> Result<Transfer, Status> {
     let reply::Reply::ReadDone(done) = answer.wait().await? else {
         return Err(unexpected("Read"));
     };
@@ -229,6 +236,7 @@ async fn transferred(answer: Answer, release: ReleaseAtEnd) -> Result<Transfer, 
         transfer,
         size_bytes: done.size_bytes,
         inline: done.inline_data,
+        _room: room,
     })
 }
 
