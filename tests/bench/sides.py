@@ -1,6 +1,7 @@
 """The sides of a comparison: a JAX client in a process of its own, and the servers behind it where there are some."""
 
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -133,6 +134,7 @@ class Sides:
         self.load = load
         self.transport = transport
         self.null_binary = null_server
+        self._numbers = itertools.count()
         self.logs = pathlib.Path(logs)
         self.logs.mkdir(parents=True, exist_ok=True)
 
@@ -160,7 +162,7 @@ class Sides:
 
     def null(self, devices=1):
         """A client of the null server."""
-        socket = f"waystation-bench-{os.getpid()}-{devices}"
+        socket = f"waystation-bench-{os.getpid()}-{next(self._numbers)}"
         with tempfile.TemporaryDirectory() as folder:
             ready = pathlib.Path(folder, "ready")
             with open(self._log("null"), "ab") as log:

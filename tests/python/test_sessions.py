@@ -235,3 +235,22 @@ def test_a_client_comes_through_an_abstract_unix_socket(own_cluster):
     code = CONNECT + "print(jax.device_count(), int(jax.jit(jnp.sum)(jnp.arange(1000))))"
     status, output = cluster.run_code(code)
     assert status == 0 and "2 499500" in output.splitlines(), output
+
+
+def test_the_proxy_gives_back_what_a_clients_large_arrays_took(own_cluster):
+    cluster = own_cluster("--devices_per_worker", "8")
+    (proxy,) = cluster.children("proxy")
+    before = proxy.memory_info().rss
+    code = (
+        PRELUDE
+        + """
+a = np.ones(512 << 20, np.uint8)
+for _ in range(2):
+    y = jax.device_put(a, rows())
+    y.block_until_ready()
+    del y
+"""
+    )
+    status, output = cluster.run_code(code)
+    assert status == 0, output
+    wait_for(lambda: proxy.memory_info().rss < before + (64 << 20), 20, "the proxy's memory went back to the system")

@@ -20,6 +20,9 @@ pub struct Config {
     pub host_buffer_memory_bytes: u64,
     /// Directory shared with clients that hand large host buffers over as files; `None` refuses them.
     pub large_transfer_directory: Option<PathBuf>,
+    /// Gives memory that is free in this process back to the system; may block. Called after sessions have ended and when
+    /// all is quiet.
+    pub release_memory: fn(),
     /// `--xla_*` flags of the command line, carried by each compile.
     pub xla_flags: Vec<String>,
 }
@@ -34,6 +37,7 @@ impl Config {
             resource_manager,
             host_buffer_memory_bytes: DEFAULT_HOST_BUFFER_MEMORY_BYTES,
             large_transfer_directory: None,
+            release_memory: || {},
             xla_flags: Vec::new(),
         }
     }

@@ -17,6 +17,7 @@ mod large_transfers;
 mod layout;
 mod link;
 mod lock;
+mod quiet;
 mod serve;
 mod session;
 mod status;

@@ -16,9 +16,14 @@ use crate::{
     host_buffers::HostMemory,
     large_transfers::LargeTransfers,
     link::{CONNECTION_WINDOW_BYTES, Ids, STREAM_WINDOW_BYTES},
+    quiet,
     session::{Shared, Usages},
     status_page,
 };
+
+/// Part of the bound on host buffers, in bytes, for those that are not counted yet or any more: in the transport's windows
+/// and in the frames towards a worker. A quarter of a small bound.
+const UNDER_WAY_BYTES: u64 = 64 << 20;
 
 /// Serves until the token is cancelled. Clients that come before the workers wait for them.
 ///
@@ -56,7 +61,13 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
         xla_flags: config.xla_flags,
         large_transfers: Arc::new(LargeTransfers::new(config.large_transfer_directory)),
     });
-    let memory = HostMemory::new(config.host_buffer_memory_bytes, counters);
+    tokio::spawn(quiet::watch(
+        Arc::clone(&counters),
+        config.release_memory,
+        shutdown.clone(),
+    ));
+    let bound = config.host_buffer_memory_bytes;
+    let memory = HostMemory::new(bound - UNDER_WAY_BYTES.min(bound / 4), counters);
     let service = GrpcIfrtServiceServer::new(Front::new(shared, memory, shutdown.clone()))
         .max_decoding_message_size(usize::MAX)
         .max_encoding_message_size(usize::MAX);

@@ -213,6 +213,7 @@ impl Session {
         };
         let minted = Minted::of(&request);
         let timed = timed(&request);
+        let named = names_its_line(&request);
         let places = places(&request);
         if let Some(reason) = self.host_buffers.verdict() {
             let reason = reason.clone();
@@ -245,10 +246,14 @@ impl Session {
                     Some(times) => self.time(work, times, since),
                     None => work,
                 };
-                self.answer_later(op_id, context.clone(), work, place);
+                self.answer_later(op_id, context.clone(), named, work, place);
             }
             Err(status) => {
-                let status = status::with_user_context(status, context.id());
+                let status = if named {
+                    status::with_user_context(status, context.id())
+                } else {
+                    status
+                };
                 context.settled(&Err(status.clone()));
                 self.bind_failure(minted, &status, &context);
                 self.replies.send(op_id, Numbered::No, Err(status)).await;
@@ -275,14 +280,19 @@ impl Session {
         &mut self,
         op_id: u64,
         context: UserContext,
+        named: bool,
         work: BoxFuture<'static, Result<Response, Status>>,
         place: Option<OwnedSemaphorePermit>,
     ) {
         let replies = Arc::clone(&self.replies);
         self.tasks.spawn(async move {
-            let result = work
-                .await
-                .map_err(|status| status::with_user_context(status, context.id()));
+            let result = work.await.map_err(|status| {
+                if named {
+                    status::with_user_context(status, context.id())
+                } else {
+                    status
+                }
+            });
             replies.send(op_id, Numbered::Yes, result).await;
             drop((context, place));
         });
@@ -410,6 +420,19 @@ fn places(request: &Request) -> u32 {
         Request::LoadedExecutableHumanReadableProgramTextRequest(_) => MAX_AWAITED / 4,
         _ => 1,
     }
+}
+
+/// Whether an error of the request names the Python line that asked. The client waits for these in the call itself: the
+/// exception is raised at that line, and jaxlib would show the name as it is.
+fn names_its_line(request: &Request) -> bool {
+    !matches!(
+        request,
+        Request::CompileRequest(_)
+            | Request::GetDefaultLayoutRequest(_)
+            | Request::GetDefaultDeviceAssignmentRequest(_)
+            | Request::LoadedExecutableMetadataRequest(_)
+            | Request::LoadedExecutableHumanReadableProgramTextRequest(_)
+    )
 }
 
 /// The requests that a client waits for while it runs: where their time is counted.

@@ -10,6 +10,8 @@ use crate::counters::Counters;
 const INTERVAL: Duration = Duration::from_millis(500);
 /// What must have been freed since the last time: less is not worth the walk over the heap.
 const WORTH_BYTES: u64 = 32 << 20;
+/// What a shard's book-keeping takes beside its bytes, about.
+const SHARD_BYTES: u64 = 1 << 10;
 /// How many more times the heap is walked after that.
 const ECHOES: u32 = 4;
 
@@ -23,7 +25,9 @@ pub(crate) async fn watch(counters: Arc<Counters>, stop: CancellationToken) {
             () = stop.cancelled() => return,
             _ = ticks.tick() => {}
         }
-        if level.has_fallen(counters.array_bytes.load(Ordering::Relaxed)) {
+        let bytes = counters.array_bytes.load(Ordering::Relaxed);
+        let shards = counters.shards.load(Ordering::Relaxed);
+        if level.has_fallen(bytes.saturating_add(shards.saturating_mul(SHARD_BYTES))) {
             // Fails only when the runtime ends.
             let _ = tokio::task::spawn_blocking(waystation_pjrt::release_free_heap).await;
         }

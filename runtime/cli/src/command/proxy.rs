@@ -59,6 +59,7 @@ pub(crate) fn run(args: Args, xla_flags: Vec<String>) -> Result<(), Failure> {
     }
     config.large_transfer_directory = args.large_transfer_directory;
     config.xla_flags = xla_flags;
+    config.release_memory = waystation_pjrt::release_free_heap;
     lifetime::run(args.role.parent_stdin, async |stop| {
         if let Some(file) = &args.role.ready_file {
             listen::write_ready_file(file, &addresses)?;

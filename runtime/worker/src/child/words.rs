@@ -54,7 +54,7 @@ impl Words {
             return fatal[fatal.len().saturating_sub(2)..].join("; ");
         }
         let last = self.lines.iter().rev().map(|line| line.trim());
-        let mut last = last.filter(|line| !line.is_empty() && !is_trace(line));
+        let mut last = last.filter(|line| !line.is_empty() && !is_trace(line) && !is_chatter(line));
         last.next().unwrap_or_default().to_owned()
     }
 }
@@ -65,6 +65,13 @@ fn is_fatal(line: &str) -> bool {
     let glog =
         letters.next() == Some(b'F') && letters.next().is_some_and(|next| next.is_ascii_digit());
     glog || FATAL.iter().any(|mark| line.contains(mark))
+}
+
+/// What glog prints of the process's course: such lines begin with I or W and the date.
+fn is_chatter(line: &str) -> bool {
+    let mut letters = line.bytes();
+    matches!(letters.next(), Some(b'I' | b'W'))
+        && letters.next().is_some_and(|next| next.is_ascii_digit())
 }
 
 /// Part of a stack trace: "*** Check failure stack trace: ***", "@ 0x7f...", "#3 0x7f...".
@@ -100,6 +107,12 @@ mod tests {
             last(thrown),
             "terminate called after throwing an instance of 'std::bad_alloc'; what():  std::bad_alloc"
         );
+    }
+
+    #[test]
+    fn a_process_that_was_killed_has_said_nothing_of_it() {
+        let text = "I0000 00:00:1.0 1 pjrt_c_api_cpu_internal.cc:74] cpu_device_count set via create_options: 8\n";
+        assert_eq!(last(text), "");
     }
 
     #[test]

@@ -246,7 +246,7 @@ impl Session {
             Err(full) => {
                 let (name, temporaries) = (&launch.loaded.name, launch.loaded.temporaries_need());
                 let detail = format!(
-                    " for the results and {temporaries} bytes of temporaries of '{name}', beside the inputs that it takes over"
+                    " to execute '{name}' ({temporaries} of them for temporaries, the rest for results that take no input's place)"
                 );
                 let fault = self.out_of_memory(full, &detail, &launch.cause);
                 self.launch_failed(&launch.results, launch.watch, &fault);
