@@ -51,6 +51,10 @@ pub(crate) fn ensure(devices: Option<u32>) -> Result<(), Failure> {
 }
 
 fn threads(cores: usize, devices: u32) -> usize {
+    // No collective holds a thread on one device, and more threads than cores only get in each other's way.
+    if devices <= 1 {
+        return cores;
+    }
     usize::try_from(devices)
         .unwrap_or(usize::MAX)
         .saturating_mul(THREADS_PER_DEVICE)
@@ -65,6 +69,11 @@ mod tests {
     fn every_device_has_room_for_programs_in_flight() {
         assert_eq!(threads(2, 8), 32);
         assert_eq!(threads(64, 8), 64);
-        assert_eq!(threads(2, 1), 4);
+        assert_eq!(threads(2, 2), 8);
+    }
+
+    #[test]
+    fn one_device_has_a_thread_a_core() {
+        assert_eq!(threads(2, 1), 2);
     }
 }
