@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from harness import check, main
+from harness import Skip, check, main
 from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, PartitionSpec as P, SingleDeviceSharding
 from values import grid, same
@@ -139,6 +139,8 @@ def nothing_has_a_layout():
 
 @check
 def a_layout_is_kept_in_other_memories():
+    if jax.version.__version_info__ < (0, 9):
+        raise Skip("JAX 0.8.3 takes a copy in unpinned_host for one with the layout of its source, natively too")
     value = np.arange(16 * 8, dtype=np.float32).reshape(16, 8)
     sharding = NamedSharding(grid(4, 2), P("x", "y"))
     array = jax.device_put(value, Format(Layout((1, 0)), sharding))
