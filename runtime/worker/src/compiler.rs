@@ -143,17 +143,29 @@ impl Compiler {
             key = %name.0,
             error = error.message,
             origin = origin.as_str(),
-            "a serialized executable does not load; compiling in this process"
+            "a serialized executable does not load"
         );
-        // The next one would not load either.
-        if let (Origin::Compiled, Some(compilers)) = (origin, &self.compilers) {
-            compilers.give_up("the plugin does not load what it has serialized");
-        }
         // A plugin that cannot load at all says nothing about the entry.
-        if error.code != Code::Unimplemented as i32 {
+        let unable = error.code == Code::Unimplemented as i32;
+        if !unable {
             self.cache.reject(&name.0);
         }
-        let (executable, entry) = self.compile_here(source.clone()).await?;
+        if let (Origin::Compiled, Some(compilers)) = (origin, &self.compilers) {
+            // A child has compiled it. Where others have loaded, it is this program, or a client's options for it, that does
+            // not; a compile in this process, which such a program may end, is nothing that a client can bring about.
+            if !unable || counters::get(&self.counters.load_nanos) > 0 {
+                return Err(error);
+            }
+            compilers.give_up("the plugin does not load what it has serialized");
+        }
+        let (executable, entry) = self.compile(name.0.digest(), &source).await?;
+        let executable = match executable {
+            Some(executable) => executable,
+            None => {
+                let entry = Arc::new(entry.clone());
+                self.deserialize(&entry, &source.options, &name.1).await?
+            }
+        };
         Ok(self.keep(name, executable, entry.info, source))
     }
 
