@@ -9,6 +9,8 @@ use std::{
     time::Duration,
 };
 
+use waystation_worker::CompileChild;
+
 use waystation_tests::{
     cluster::Cluster,
     fuzz::{self, Plan, Scene, Witness, random::Random, scene::KINDS},
@@ -58,7 +60,16 @@ async fn damaged_requests_end_nothing_but_their_own_session() {
         count.fetch_add(1, Relaxed);
         before(info);
     }));
-    let cluster = Cluster::start(1, 2).await;
+    // Programs are damaged too, and would end this process if they were compiled in it.
+    let cluster = Cluster::start_with_workers(1, 2, |config| {
+        config.compile_child = Some(CompileChild {
+            program: env!("CARGO_BIN_EXE_compile_child").into(),
+            name: None,
+            arguments: vec!["fuzz".into()],
+            cpu_only: true,
+        });
+    })
+    .await;
     let witness = Witness::start(&cluster.proxy).await.expect("a witness");
     let plan = Plan::from_environment(2000);
     let report = fuzz::run(&cluster.proxy, plan).await;
