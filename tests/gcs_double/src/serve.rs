@@ -1,0 +1,153 @@
+//! The way of a request: an ordered fault, credentials, the API that it is for.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use axum::body::{Body, to_bytes};
+use axum::extract::{Request, State as Shared};
+use axum::http::Response;
+use bytes::Bytes;
+use futures::StreamExt as _;
+
+use crate::call::Call;
+use crate::fault::Kind;
+use crate::reply::{Refusal, Reply};
+use crate::state::{Logged, State};
+use crate::{control, json, xml};
+
+/// Bodies of more bytes are refused.
+const BODY: usize = 1 << 30;
+
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Server(Arc<Mutex<State>>);
+
+impl Server {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub(crate) async fn serve(Shared(server): Shared<Server>, request: Request) -> Response<Body> {
+    let (parts, body) = request.into_parts();
+    let method = parts.method.as_str().to_owned();
+    let target = parts
+        .uri
+        .path_and_query()
+        .map_or("", |target| target.as_str())
+        .to_owned();
+    let Ok(body) = to_bytes(body, BODY).await else {
+        return Reply::empty(400).into_response();
+    };
+    let (path, query) = (parts.uri.path(), parts.uri.query().unwrap_or_default());
+    let call = Call::new(&method, path, query, parts.headers, body);
+    if call.path.first().is_some_and(|first| first == "_double") {
+        return control::serve(&mut server.state(), &call).into_response();
+    }
+    let (fault, reply) = {
+        let mut state = server.state();
+        let fault = state.faults.strike(&method, &target);
+        let reply = match fault {
+            Some(Kind::Silence) => None,
+            Some(Kind::Status(status)) => Some(refuse(&call, &Refusal::Ordered(status))),
+            _ => Some(answer(&mut state, &call)),
+        };
+        let told = reply.as_ref().filter(|_| fault != Some(Kind::LoseAnswer));
+        let status = told.map(|reply| reply.status);
+        state.record(Logged {
+            method,
+            target,
+            status,
+        });
+        (fault, reply)
+    };
+    let Some(reply) = reply else {
+        return std::future::pending().await;
+    };
+    match fault {
+        Some(Kind::LoseAnswer) => broken(Reply::new(200, " ".repeat(1000)), 0),
+        Some(Kind::CutBody) => {
+            let half = reply.body.len() / 2;
+            broken(reply, half)
+        }
+        _ => reply.into_response(),
+    }
+}
+
+/// An answer whose body ends before its stated length: the server closes the connection.
+fn broken(reply: Reply, bytes: usize) -> Response<Body> {
+    let reply = if reply
+        .headers
+        .iter()
+        .any(|(name, _)| *name == "content-length")
+    {
+        reply
+    } else {
+        let length = reply.body.len().max(1);
+        reply.header("content-length", length)
+    };
+    reply.with_body(|body| {
+        let sent = futures::stream::iter([Ok(body.slice(..bytes))]);
+        let cut = futures::stream::once(async {
+            // What was sent must leave before the connection breaks.
+            tokio::task::yield_now().await;
+            Err::<Bytes, _>(std::io::Error::other("ordered"))
+        });
+        Body::from_stream(sent.chain(cut))
+    })
+}
+
+fn answer(state: &mut State, call: &Call) -> Reply {
+    if let Some(reply) = metadata(state, call) {
+        return reply;
+    }
+    let now = state.now();
+    if let Err(refusal) = state.tokens.check(call.token(), now) {
+        return refuse(call, &refusal);
+    }
+    let done = if json::serves(call) {
+        json::serve(state, call)
+    } else {
+        xml::serve(state, call)
+    };
+    done.unwrap_or_else(|refusal| refuse(call, &refusal))
+}
+
+fn refuse(call: &Call, refusal: &Refusal) -> Reply {
+    let media = call.param("alt") == Some("media");
+    if json::serves(call) && !media {
+        refusal.json()
+    } else {
+        refusal.xml()
+    }
+}
+
+/// The metadata server of a machine, and the token endpoint of service accounts.
+fn metadata(state: &mut State, call: &Call) -> Option<Reply> {
+    let path: Vec<_> = call.path.iter().map(String::as_str).collect();
+    let now = state.now();
+    match path[..] {
+        ["token"] if call.method == "POST" => Some(Reply::json(&state.tokens.issue(now))),
+        [
+            "computeMetadata",
+            "v1",
+            "instance",
+            "service-accounts",
+            _,
+            ref what @ ..,
+        ] => {
+            if call.header("metadata-flavor") != Some("Google") {
+                return Some(Reply::new(403, "Missing Metadata-Flavor:Google header."));
+            }
+            let reply = match what {
+                ["token"] => Reply::json(&state.tokens.issue(now)),
+                ["email"] => Reply::new(200, "double@example.invalid"),
+                _ => Reply::json(&serde_json::json!({
+                    "aliases": ["default"], "email": "double@example.invalid",
+                    "scopes": ["https://www.googleapis.com/auth/cloud-platform"],
+                })),
+            };
+            Some(reply.header("metadata-flavor", "Google"))
+        }
+        ["computeMetadata", ..] => Some(Reply::new(200, "ok").header("metadata-flavor", "Google")),
+        _ => None,
+    }
+}
