@@ -5,6 +5,7 @@
 //! claim/v1/ab/cd/<key>/<minute> "I am compiling this", by minute since 1970
 //! programs/v1/ab/cd/<key>       compile requests as a client sent them, for warming
 //! dump/                         XLA's text dumps
+//! sweep/v1/<hour>               "I remove what is old", by hour since 1970; only where no rule of the store does it
 //! ```
 //!
 //! The two levels `ab/cd` keep folders of a `file://` location small (a million entries are 16 files a folder); a
@@ -79,8 +80,24 @@ pub const DUMPS: Prefix = Prefix {
     retention_days: Some(30),
 };
 
+/// Claims, by which many resource managers sweep a folder once.
+pub const SWEEPS: Prefix = Prefix {
+    path: "sweep/v1/",
+    writer: "resource manager, before it sweeps",
+    reader: "resource manager",
+    rights: &["storage.objects.create"],
+    retention_days: Some(1),
+};
+
 /// Every prefix there is.
-pub const PREFIXES: [Prefix; 4] = [EXECUTABLES, CLAIMS, PROGRAMS, DUMPS];
+pub const PREFIXES: [Prefix; 5] = [EXECUTABLES, CLAIMS, PROGRAMS, DUMPS, SWEEPS];
+
+impl Prefix {
+    /// Whether objects are worthless long before an entry's time to live is over, whatever that is.
+    pub fn is_short_lived(&self) -> bool {
+        self.retention_days == Some(1)
+    }
+}
 
 /// The folder of all entries of a key.
 pub fn executable_folder(key: &Digest) -> Path {
@@ -102,6 +119,11 @@ pub fn slot_of(path: &Path) -> Option<u8> {
 /// The claim on a key in a minute (whole minutes since 1970 UTC).
 pub fn claim(key: &Digest, minute: u64) -> Path {
     fanned(CLAIMS, key).join(minute.to_string())
+}
+
+/// The claim on a sweep in an hour (whole hours since 1970 UTC).
+pub fn sweep(hour: u64) -> Path {
+    Path::from(format!("{}{hour}", SWEEPS.path))
 }
 
 /// A recorded compile request.

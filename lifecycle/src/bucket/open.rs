@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use object_store::aws::AmazonS3Builder;
-use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
@@ -14,6 +14,7 @@ use object_store::prefix::PrefixStore;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, ObjectStoreExt, RetryConfig};
 
 use super::{Error, Location, layout};
+use crate::gcs;
 
 /// How long [`Bucket::probe`] is given where the caller has no better figure: a start-up must not hang for a dead
 /// bucket past 10 s, and this leaves the rest of start-up some of them.
@@ -39,6 +40,7 @@ const RETRY_TIMEOUT: Duration = Duration::from_secs(240);
 pub struct Bucket {
     location: Location,
     store: Arc<dyn ObjectStore>,
+    google: Option<gcs::Client>,
 }
 
 impl Bucket {
@@ -76,6 +78,7 @@ impl Bucket {
             location: location.to_string(),
             source,
         };
+        let mut google = None;
         let store: Arc<dyn ObjectStore> = match location {
             Location::File(path) => {
                 let unusable = |source| Error::CannotCreate {
@@ -92,19 +95,29 @@ impl Bucket {
             Location::Memory => Arc::new(InMemory::new()),
             Location::Gcs { bucket, prefix } => {
                 install_tls();
-                below(gcs(bucket, variables).map_err(client_error)?, prefix)
+                let (store, endpoint) = gcs(bucket, variables).map_err(client_error)?;
+                let credentials = endpoint.signed.then(|| Arc::clone(store.credentials()));
+                google = gcs::Client::new(bucket, prefix, endpoint.url.as_deref(), credentials);
+                below(store, prefix)
             }
             Location::S3 { bucket, prefix } => {
                 install_tls();
                 below(s3(bucket, variables).map_err(client_error)?, prefix)
             }
         };
-        Ok(Bucket::from_store(location.clone(), store))
+        Ok(Bucket {
+            google,
+            ..Bucket::from_store(location.clone(), store)
+        })
     }
 
     /// A bucket over a store that is rooted at the location already: a layer around another store, or a test's.
     pub fn from_store(location: Location, store: Arc<dyn ObjectStore>) -> Bucket {
-        Bucket { location, store }
+        Bucket {
+            location,
+            store,
+            google: None,
+        }
     }
 
     /// Where it is.
@@ -115,6 +128,12 @@ impl Bucket {
     /// The objects, named relative to the location.
     pub fn store(&self) -> &Arc<dyn ObjectStore> {
         &self.store
+    }
+
+    /// The calls of Cloud Storage that [`Bucket::store`] does not have. None for other schemes, and behind
+    /// [`Bucket::from_store`].
+    pub fn google(&self) -> Option<&gcs::Client> {
+        self.google.as_ref()
     }
 
     /// Asks the store for the first name below the location, to learn whether it is there.
@@ -177,11 +196,18 @@ impl Bucket {
     }
 }
 
+/// Where requests go, and whether with credentials.
+struct Endpoint {
+    /// `None`: Google's.
+    url: Option<String>,
+    signed: bool,
+}
+
 /// Ours first, so that the variables win.
 fn gcs(
     bucket: &str,
     variables: impl Iterator<Item = (String, String)>,
-) -> object_store::Result<impl ObjectStore> {
+) -> object_store::Result<(GoogleCloudStorage, Endpoint)> {
     let mut builder = GoogleCloudStorageBuilder::new()
         // The metadata server and emulators have no TLS; Google's own endpoint is never asked without it.
         .with_client_options(client_options().with_allow_http(true))
@@ -196,7 +222,12 @@ fn gcs(
             builder = builder.with_config(key, value);
         }
     }
-    builder.with_bucket_name(bucket).build()
+    let unsigned = builder.get_config_value(&GoogleConfigKey::SkipSignature);
+    let endpoint = Endpoint {
+        url: builder.get_config_value(&GoogleConfigKey::BaseUrl),
+        signed: unsigned.as_deref() != Some("true"),
+    };
+    Ok((builder.with_bucket_name(bucket).build()?, endpoint))
 }
 
 /// As [`gcs`]. Plain HTTP takes `AWS_ALLOW_HTTP=true`.
