@@ -1,30 +1,24 @@
-//! The cache: memory, then the bucket, then one compile.
+//! The cache: memory, then the bucket, then one compile among all who share it.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use tracing::{debug, info, warn};
-use waystation_lifecycle::bucket::layout::Digest;
+use tracing::{info, warn};
 
-use crate::breaker::Breaker;
-use crate::config::Config;
+use crate::behind::{Answer, Behind, Turn};
+use crate::config::{Config, Mode};
 use crate::counters::{Counters, Counts};
 use crate::entry::{Entry, Origin, Provenance};
 use crate::flight::Flights;
 use crate::key::{Key, Treatment};
 use crate::publish::Publisher;
-use crate::quiet::Quiet;
-use crate::tier::bucket::BucketTier;
+use crate::tier::Found;
 use crate::tier::memory::Memory;
-use crate::tier::{Tier, chain};
+use crate::verify::{Refused, Verifier};
 
 /// Writers' names are cut here, so that no setting makes entries grow.
 const WRITER_BYTES: usize = 256;
-
-/// Keys remembered as refused by the plugin: far more than a process meets. Beyond that all are forgotten, which costs
-/// each one failed load again.
-const REJECTED_KEYS: usize = 65_536;
 
 /// Constructs that a log line has named. Each is named once, and this many at most.
 const NAMED_CONSTRUCTS: usize = 64;
@@ -44,63 +38,45 @@ struct Inner {
     behind: Option<Behind>,
     counters: Arc<Counters>,
     writer: String,
-    rejected: Mutex<HashSet<Digest>>,
+    refused: Arc<Refused>,
     named: Mutex<HashSet<String>>,
-}
-
-/// What stands behind memory.
-#[derive(Debug)]
-struct Behind {
-    tier: Arc<dyn Tier>,
-    publisher: Publisher,
-    breaker: Breaker,
-    location: String,
-    warning: Quiet,
 }
 
 impl Cache {
     /// Opens a cache. Asks nothing of the bucket; see [`waystation_lifecycle::bucket::Bucket::probe`] for that.
     pub fn open(mut config: Config) -> Cache {
         let counters = Arc::new(Counters::default());
+        let refused = Arc::new(Refused::default());
+        let verifier = Verifier::new(config.limits, Arc::clone(&refused));
         let bucket = config
             .location
             .take()
             .filter(|bucket| !bucket.location().is_memory());
-        let behind = bucket.map(|bucket| {
-            let location = bucket.location().to_string();
-            info!(%location, "compiled programs are shared through the bucket");
-            let tier: Arc<dyn Tier> =
-                Arc::new(BucketTier::new(bucket, &config, Arc::clone(&counters)));
-            let publisher = Publisher::new(
-                Arc::clone(&tier),
-                location.clone(),
-                &config,
-                Arc::clone(&counters),
-            );
-            Behind {
-                tier,
-                publisher,
-                breaker: Breaker::new(config.backoff, config.backoff_max),
-                location,
-                warning: Quiet::default(),
-            }
-        });
-        if behind.is_none() {
+        if config.mode == Mode::Off {
+            info!("the cache is off: every program is compiled");
+            config.memory_bytes = 0;
+        } else if let Some(bucket) = &bucket {
+            let (location, mode) = (bucket.location(), config.mode);
+            info!(%location, ?mode, "compiled programs are shared through the bucket");
+        } else {
             info!(
                 "no bucket given: compiled programs stay in this process's memory; \
                  give a location to share them and to keep them"
             );
         }
-        let mut writer = config.writer;
-        writer.truncate(writer.floor_char_boundary(WRITER_BYTES));
+        config
+            .writer
+            .truncate(config.writer.floor_char_boundary(WRITER_BYTES));
+        let behind = bucket.filter(|_| config.mode != Mode::Off);
+        let behind = behind.map(|bucket| Behind::new(bucket, verifier, &config, &counters));
         Cache {
             inner: Arc::new(Inner {
-                memory: Memory::new(config.memory_bytes),
+                memory: Memory::new(config.memory_bytes, config.memory_entries),
                 flights: Flights::default(),
                 behind,
                 counters,
-                writer,
-                rejected: Mutex::default(),
+                writer: config.writer,
+                refused,
                 named: Mutex::default(),
             }),
         }
@@ -109,7 +85,8 @@ impl Cache {
     /// The entry of a key: from memory, from the bucket, or from `compile`, which is called at most once, and for all
     /// who ask at the same time only once as long as it succeeds. A compiled entry is published in the background.
     ///
-    /// Waits for at most one look-up in the bucket ([`Config::read_deadline`]), and never for a write. Where `compile`
+    /// Waits for at most one look-up in the bucket ([`Config::read_deadline`]) and, where another process has claimed the
+    /// program, for what that one publishes ([`Config::claim_wait`]); never for a write of an entry. Where `compile`
     /// fails, each of those who wait calls its own in turn, so that each gets its own error.
     ///
     /// Cancel-safe: dropped while it leads, it lets the next in line lead.
@@ -145,10 +122,15 @@ impl Cache {
         if let Some(entry) = inner.in_memory(key) {
             return Ok((entry, Origin::Memory));
         }
-        if let Some(entry) = inner.in_bucket(key).await {
-            *landed = Some(Arc::clone(&entry));
-            return Ok((entry, Origin::Bucket));
-        }
+        let claim = match inner.seek(key).await {
+            Turn::Found(found) => {
+                let entry = inner.take_in(key, *found);
+                *landed = Some(Arc::clone(&entry));
+                return Ok((entry, Origin::Bucket));
+            }
+            Turn::Compile(claim) => claim,
+        };
+        // Dropped on any way out that publishes nothing, the claim tells those who wait for it.
         let (entry, time) = inner.compile(key, compile).await?;
         if entry.executable.is_empty() {
             // It would be of no use to anybody else, not even to those who wait.
@@ -158,8 +140,7 @@ impl Cache {
         inner.memory.put(key.digest(), &entry);
         *landed = Some(Arc::clone(&entry));
         if let Some(behind) = &inner.behind {
-            let provenance = inner.provenance(key, time);
-            behind.publisher.publish(key, &entry, provenance);
+            behind.publish(key, &entry, inner.provenance(key, time), claim);
         }
         Ok((entry, Origin::Compiled))
     }
@@ -184,7 +165,10 @@ impl Cache {
         if let Some(entry) = inner.in_memory(key) {
             return Some((entry, Origin::Memory));
         }
-        let entry = inner.in_bucket(key).await?;
+        let Answer::Hit(found) = inner.ask(key).await else {
+            return None;
+        };
+        let entry = inner.take_in(key, *found);
         *landed = Some(Arc::clone(&entry));
         Some((entry, Origin::Bucket))
     }
@@ -196,20 +180,14 @@ impl Cache {
         }
     }
 
-    /// Says that the plugin refuses to load a key's entry, whole as it is. It leaves memory, and the bucket is not
-    /// asked for this key again: the next request compiles, and what it compiles is kept in memory.
-    pub fn reject(&self, key: &Key) {
+    /// Says that the plugin refuses to load an entry of a key, whole as it is. It leaves memory, and where it came from
+    /// it counts as a bad entry from now on: the next request finds another one, or compiles and publishes it beside.
+    pub fn reject(&self, key: &Key, entry: &Entry) {
         let inner = &*self.inner;
         inner.counters.rejected.one();
-        let mut rejected = inner
-            .rejected
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if rejected.len() >= REJECTED_KEYS {
-            rejected.clear();
+        if let Some(object) = &entry.object {
+            inner.refused.add(key.digest(), object);
         }
-        rejected.insert(*key.digest());
-        drop(rejected);
         inner.memory.remove(key.digest());
         inner.flights.forget(key.digest());
         warn!(%key, "the plugin refuses a cached executable; the program is compiled again");
@@ -225,7 +203,7 @@ impl Cache {
         self.inner
             .behind
             .as_ref()
-            .map_or("memory", |behind| &behind.location)
+            .map_or("memory", |behind| behind.location())
     }
 
     /// Bytes of decoded entries held in memory.
@@ -237,8 +215,8 @@ impl Cache {
     ///
     /// Cancel-safe.
     pub async fn flush(&self, deadline: Duration) -> usize {
-        match &self.inner.behind {
-            Some(behind) => behind.publisher.flush(deadline).await,
+        match self.inner.publisher() {
+            Some(publisher) => publisher.flush(deadline).await,
             None => 0,
         }
     }
@@ -246,10 +224,10 @@ impl Cache {
     /// Ends publication: takes no more entries, waits as [`Cache::flush`] does and cuts off the rest. Returns how many
     /// were cut off. Look-ups and compiles go on working.
     pub async fn shutdown(&self, deadline: Duration) -> usize {
-        let Some(behind) = &self.inner.behind else {
+        let Some(publisher) = self.inner.publisher() else {
             return 0;
         };
-        let left = behind.publisher.shutdown(deadline).await;
+        let left = publisher.shutdown(deadline).await;
         if left > 0 {
             warn!(
                 left,
@@ -289,51 +267,39 @@ impl Inner {
         Some(entry)
     }
 
-    /// Asks the bucket. Whatever goes wrong is a miss.
-    async fn in_bucket(&self, key: &Key) -> Option<Arc<Entry>> {
-        let behind = self.behind.as_ref()?;
-        if self.is_rejected(key) {
-            return None;
-        }
-        if !behind.breaker.allows() {
-            self.counters.bucket_reads_skipped.one();
-            return None;
-        }
-        let answer = behind.tier.get(key).await;
-        match &answer {
-            Ok(_) => {
-                if behind.breaker.succeeded() {
-                    info!(location = %behind.location, "bucket answers again");
-                }
-            }
-            Err(error) => {
-                behind.breaker.failed(error.timed_out());
-                self.counters.bucket_read_errors.one();
-                if let Some(suppressed) = behind.warning.due() {
-                    warn!(
-                        location = %behind.location, error = %chain(error), suppressed,
-                        "bucket look-up failed; programs are compiled instead until it recovers"
-                    );
-                }
-            }
-        }
-        let Some(opened) = answer.ok()? else {
-            self.counters.bucket_misses.one();
-            debug!(%key, "bucket miss");
-            return None;
+    fn publisher(&self) -> Option<&Publisher> {
+        self.behind.as_ref()?.publisher()
+    }
+
+    /// Asks the bucket, and counts a miss.
+    async fn ask(&self, key: &Key) -> Answer {
+        let Some(behind) = &self.behind else {
+            return Answer::Unknown;
         };
-        self.counters.bucket_hits.one();
-        self.counters.bucket_read_bytes.add(opened.stored_bytes);
-        self.counters
-            .saved_micros
-            .add(opened.provenance.compile_micros);
-        debug!(%key, bytes = opened.stored_bytes, writer = opened.provenance.writer, "bucket hit");
-        let mut entry = opened.entry;
+        let answer = behind.ask(key).await;
+        if matches!(answer, Answer::Miss(_)) {
+            self.counters.bucket_misses.one();
+        }
+        answer
+    }
+
+    /// What the bucket has, or whose turn it is to compile what it has not.
+    async fn seek(&self, key: &Key) -> Turn {
+        match (self.ask(key).await, &self.behind) {
+            (Answer::Hit(found), _) => Turn::Found(found),
+            (Answer::Miss(bad), Some(behind)) => behind.turn(key, bad).await,
+            _ => Turn::Compile(None),
+        }
+    }
+
+    /// Keeps what the bucket had.
+    fn take_in(&self, key: &Key, found: Found) -> Arc<Entry> {
+        let mut entry = found.opened.entry;
         // A name that others will be told is not taken from a file.
         entry.info.key = key.to_string();
         let entry = Arc::new(entry);
         self.memory.put(key.digest(), &entry);
-        Some(entry)
+        entry
     }
 
     async fn compile<F, R, E>(&self, key: &Key, compile: F) -> Result<(Arc<Entry>, Duration), E>
@@ -351,13 +317,6 @@ impl Inner {
             entry.info.key = key.to_string();
         }
         Ok((Arc::new(entry), time))
-    }
-
-    fn is_rejected(&self, key: &Key) -> bool {
-        self.rejected
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .contains(key.digest())
     }
 
     fn provenance(&self, key: &Key, compile_time: Duration) -> Provenance {

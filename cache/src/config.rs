@@ -35,13 +35,46 @@ pub const QUEUE_BYTES: u64 = 1 << 30;
 /// Entries sealed and written at the same time.
 pub const UPLOADS: usize = 4;
 
+/// How long the entry of a program that another process compiles is waited for, where nothing is known of its compile.
+pub const CLAIM_WAIT: Duration = Duration::from_secs(30);
+
+/// Decoded entries kept in memory, in number.
+pub const MEMORY_ENTRIES: usize = 65_536;
+
+/// What a cache does with the tiers behind memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// Reads them, and publishes what it compiles.
+    #[default]
+    ReadWrite,
+    /// Reads them and writes nothing: neither entries nor claims.
+    ReadOnly,
+    /// Every program is compiled; nothing is kept, in memory neither.
+    Off,
+}
+
 /// How a cache behaves. Take [`Config::default`] and change what differs.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The bucket. `None` and `memory://` both mean: this process's memory and nothing else.
     pub location: Option<Bucket>,
+    /// What is done with it.
+    pub mode: Mode,
     /// Bound of the memory tier, in bytes of decoded entries. 0 keeps nothing.
     pub memory_bytes: u64,
+    /// Bound of the memory tier, in entries.
+    pub memory_entries: usize,
+    /// How long the entry of a program that another process has claimed is waited for. `None`: three times the last
+    /// compile of the program that this process knows of, and [`CLAIM_WAIT`] where it knows of none. Zero: not at all,
+    /// and no claims are made.
+    pub claim_wait: Option<Duration>,
+    /// Programs that take less to compile are not published.
+    pub min_compile_time: Duration,
+    /// Entries of fewer bytes, as stored, are not published.
+    pub min_entry_bytes: u64,
+    /// Entries of more bytes, as stored, are not published. What others have published is read up to
+    /// [`Limits::object`].
+    pub max_entry_bytes: u64,
     /// See [`READ_DEADLINE`].
     pub read_deadline: Duration,
     /// See [`WRITE_DEADLINE`].
@@ -68,7 +101,13 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             location: None,
+            mode: Mode::default(),
             memory_bytes: MEMORY_BYTES,
+            memory_entries: MEMORY_ENTRIES,
+            claim_wait: None,
+            min_compile_time: Duration::ZERO,
+            min_entry_bytes: 0,
+            max_entry_bytes: Limits::default().object,
             read_deadline: READ_DEADLINE,
             write_deadline: WRITE_DEADLINE,
             write_attempts: WRITE_ATTEMPTS,

@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::envelope::Bad;
+
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         /// Counters of one cache since it was opened, read at one moment (each by itself, not all at once).
@@ -21,6 +23,13 @@ macro_rules! counters {
         impl Counters {
             pub(crate) fn read(&self) -> Counts {
                 Counts { $($name: self.$name.get(),)* }
+            }
+        }
+
+        impl Counts {
+            /// Names and numbers, for pages that show all of them.
+            pub fn all(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name),)*].into_iter()
             }
         }
     };
@@ -53,8 +62,38 @@ counters! {
     bucket_writes_present,
     /// Entries given up: the bucket failed every attempt, has only bad entries in the key's slots, or the queue was full.
     bucket_write_errors,
-    /// Objects refused on read: truncated, flipped, foreign, of another key, of an unknown format, too large.
+    /// Objects refused on read, for whatever reason. The next seven are these by reason.
     bad_entries,
+    /// Cut, with a bit flipped, or contradicting themselves.
+    bad_corrupt,
+    /// No entries of Waystation's.
+    bad_foreign,
+    /// Of another format of Waystation's.
+    bad_format,
+    /// Entries of another key.
+    bad_wrong_key,
+    /// Larger than the limits allow.
+    bad_too_large,
+    /// Without a signature of the key given, where one is asked for.
+    bad_signature,
+    /// Whole, and known not to load.
+    bad_refused,
+    /// Programs that this process has claimed before it compiled them.
+    claims,
+    /// Programs that another process had claimed, so that this one waited.
+    claim_waits,
+    /// Waits of these that ended without an entry, so that this process compiled after all.
+    claim_waits_in_vain,
+    /// Microseconds of such waits.
+    claim_wait_micros,
+    /// Claims that could not be made or looked at, so that this process compiled at once.
+    claim_errors,
+    /// Compiled programs not published because their compile was quicker than the threshold.
+    skipped_quick,
+    /// Compiled programs not published because their entry is smaller than the threshold.
+    skipped_small,
+    /// Compiled programs not published because their entry is larger than the limit.
+    skipped_large,
     /// Requests whose program could only be keyed on its raw bytes.
     key_fallbacks,
     /// Requests that were compiled and not kept: the program holds addresses of its process, or the plugin does not
@@ -64,6 +103,26 @@ counters! {
     rejected,
     /// Microseconds of compiling that bucket hits have saved, by the note of those who compiled.
     saved_micros,
+}
+
+impl Counters {
+    /// Counts an object that was refused.
+    pub(crate) fn bad(&self, bad: &Bad) {
+        self.bad_entries.one();
+        match bad {
+            Bad::Foreign => &self.bad_foreign,
+            Bad::UnknownFormat { .. } => &self.bad_format,
+            Bad::WrongKey { .. } => &self.bad_wrong_key,
+            Bad::TooLarge { .. } | Bad::SectionTooLarge { .. } => &self.bad_too_large,
+            Bad::TooShort { .. }
+            | Bad::Length { .. }
+            | Bad::Checksum
+            | Bad::Table(_)
+            | Bad::Section { .. } => &self.bad_corrupt,
+            Bad::Refused => &self.bad_refused,
+        }
+        .one();
+    }
 }
 
 #[derive(Debug, Default)]

@@ -5,6 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use prost::Message;
 use serde::{Deserialize, Serialize};
+use waystation_lifecycle::bucket::layout::Digest;
 use waystation_proto::waystation::ExecutableInfo;
 
 /// One compiled program: what a worker needs in order to serve it without compiling.
@@ -17,6 +18,9 @@ pub struct Entry {
     pub executable: Bytes,
     /// The optimized HLO text, where it was taken.
     pub text: Option<String>,
+    /// SHA-256 of the object that it was read from, which tells it from another entry of the same key; `None` where it
+    /// was compiled in this process.
+    pub object: Option<Digest>,
 }
 
 impl Entry {

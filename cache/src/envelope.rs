@@ -84,6 +84,8 @@ pub struct Opened {
     pub provenance: Provenance,
     /// Bytes of the object.
     pub stored_bytes: u64,
+    /// The object's checksum, which tells it from every other.
+    pub checksum: Digest,
 }
 
 /// Why bytes are not the entry that was asked for. Each is a miss.
@@ -151,6 +153,9 @@ pub enum Bad {
         /// What is wrong with it.
         reason: String,
     },
+    /// It is whole, and of no use: see [`crate::verify`].
+    #[error("entry is whole and has failed to load before")]
+    Refused,
 }
 
 impl Bad {
@@ -158,11 +163,15 @@ impl Bad {
     pub fn reason(&self) -> &'static str {
         match self {
             Bad::Foreign => "foreign",
-            Bad::UnknownFormat { .. } => "unknown_format",
-            Bad::WrongKey { .. } => "wrong_key",
-            Bad::TooLarge { .. } | Bad::SectionTooLarge { .. } => "too_large",
-            Bad::TooShort { .. } | Bad::Length { .. } | Bad::Checksum => "corrupt",
-            Bad::Table(_) | Bad::Section { .. } => "malformed",
+            Bad::UnknownFormat { .. } => "format",
+            Bad::WrongKey { .. } => "wrong key",
+            Bad::TooLarge { .. } | Bad::SectionTooLarge { .. } => "too large",
+            Bad::TooShort { .. }
+            | Bad::Length { .. }
+            | Bad::Checksum
+            | Bad::Table(_)
+            | Bad::Section { .. } => "corrupt",
+            Bad::Refused => "refused",
         }
     }
 }

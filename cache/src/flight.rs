@@ -87,6 +87,7 @@ mod tests {
             info: Default::default(),
             executable: bytes::Bytes::from_static(b"x"),
             text: None,
+            object: None,
         })
     }
 

@@ -1,9 +1,9 @@
 //! Content-addressed cache of XLA executables: a compile is first a question to memory, then to the bucket.
 //!
 //! ```text
-//! KeyInputs --> Key --> Cache::get_or_compile --> memory --> bucket --> compile once, publish in the background
-//!                        |  one flight per key   |           |
-//!                        flight.rs               tier/memory tier/bucket (over envelope.rs)
+//! KeyInputs --> Key --> Cache::get_or_compile --> memory --> bucket --> claim --> compile once, publish in the background
+//!                        |  one flight per key   |           |          |  one process of all that share the bucket
+//!                        flight.rs               tier/memory tier/bucket claim.rs
 //! ```
 //!
 //! Three promises decide everything here:
@@ -12,8 +12,10 @@
 //! * Never a failed job. Whatever storage does is a miss, a counter and at most one warning a minute.
 //! * Never a wait for an upload. Entries are published behind the caller; [`Cache::shutdown`] waits for them.
 
+mod behind;
 mod breaker;
 mod cache;
+mod claim;
 pub mod config;
 mod counters;
 mod entry;
@@ -24,9 +26,10 @@ pub mod platform;
 mod publish;
 mod quiet;
 pub mod tier;
+pub mod verify;
 
 pub use cache::Cache;
-pub use config::Config;
+pub use config::{Config, Mode};
 pub use counters::Counts;
 pub use entry::{Entry, Origin, Provenance};
 pub use key::{Key, KeyInputs, RULES, Record, Treatment};

@@ -13,10 +13,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument, debug, info_span, warn};
 
+use crate::claim::Held;
 use crate::config::Config;
 use crate::counters::Counters;
 use crate::entry::{Entry, Provenance};
-use crate::envelope::{self, Limits};
+use crate::envelope::{self, Limits, SealError};
 use crate::key::Key;
 use crate::quiet::Quiet;
 use crate::tier::{Put, Tier, chain};
@@ -41,6 +42,8 @@ struct Shared {
     tier: Arc<dyn Tier>,
     location: String,
     limits: Limits,
+    min_entry_bytes: u64,
+    max_entry_bytes: u64,
     attempts: u32,
     backoff: Duration,
     backoff_max: Duration,
@@ -64,6 +67,8 @@ impl Publisher {
                 tier,
                 location,
                 limits: config.limits,
+                min_entry_bytes: config.min_entry_bytes,
+                max_entry_bytes: config.max_entry_bytes,
                 attempts: config.write_attempts.max(1),
                 backoff: config.backoff,
                 backoff_max: config.backoff_max,
@@ -80,8 +85,14 @@ impl Publisher {
         }
     }
 
-    /// Queues an entry. Returns at once; must be called on a tokio runtime.
-    pub(crate) fn publish(&self, key: &Key, entry: &Arc<Entry>, provenance: Provenance) {
+    /// Queues an entry. Returns at once; must be called on a tokio runtime. `claim` tells who waits for the entry.
+    pub(crate) fn publish(
+        &self,
+        key: &Key,
+        entry: &Arc<Entry>,
+        provenance: Provenance,
+        claim: Option<Held>,
+    ) {
         let Some(place) = self.place(entry) else {
             self.shared
                 .give_up(key, "the upload queue is full or closed");
@@ -93,12 +104,18 @@ impl Publisher {
         let span = info_span!("publish", %key);
         let work = async move {
             let _held = (place, waiting);
-            if stop
-                .run_until_cancelled(shared.run(&key, entry, provenance))
-                .await
-                .is_none()
-            {
-                shared.give_up(&key, "the process stopped before it was written");
+            let run = shared.run(&key, entry, provenance);
+            match stop.run_until_cancelled(run).await {
+                Some(true) => {
+                    if let Some(claim) = claim {
+                        claim.published();
+                    }
+                }
+                // The claim is dropped, which calls it over.
+                Some(false) => {}
+                None => {
+                    shared.give_up(&key, "the process stopped before it was written");
+                }
             }
         };
         self.tasks.spawn(work.instrument(span));
@@ -137,22 +154,39 @@ impl Publisher {
 }
 
 impl Shared {
-    async fn run(&self, key: &Key, entry: Arc<Entry>, provenance: Provenance) {
+    /// True when a good entry is in the tier.
+    async fn run(&self, key: &Key, entry: Arc<Entry>, provenance: Provenance) -> bool {
         let Ok(_upload) = self.uploads.acquire().await else {
-            return;
+            return false;
         };
         let (digest, limits) = (*key.digest(), self.limits);
         let sealing = tokio::task::spawn_blocking(move || {
             envelope::seal(&digest, &entry, &provenance, &limits)
         });
-        match sealing.await {
-            Ok(Ok(sealed)) => self.write(key, &sealed).await,
-            Ok(Err(error)) => self.give_up(key, &error.to_string()),
-            Err(_) => self.give_up(key, "the process stopped before it was sealed"),
-        }
+        let sealed = match sealing.await {
+            Ok(Ok(sealed)) => sealed,
+            Ok(Err(error @ SealError::TooLarge { .. })) => {
+                debug!(%error, "entry not published");
+                self.counters.skipped_large.one();
+                return false;
+            }
+            Ok(Err(error)) => return self.give_up(key, &error.to_string()),
+            Err(_) => return self.give_up(key, "the process stopped before it was sealed"),
+        };
+        let bytes = sealed.len() as u64;
+        let skipped = if bytes < self.min_entry_bytes {
+            &self.counters.skipped_small
+        } else if bytes > self.max_entry_bytes {
+            &self.counters.skipped_large
+        } else {
+            return self.write(key, &sealed).await;
+        };
+        debug!(bytes, "entry not published for its size");
+        skipped.one();
+        false
     }
 
-    async fn write(&self, key: &Key, sealed: &Bytes) {
+    async fn write(&self, key: &Key, sealed: &Bytes) -> bool {
         let mut pause = self.backoff;
         let mut attempt = 1;
         loop {
@@ -161,11 +195,11 @@ impl Shared {
                     self.counters.bucket_writes.one();
                     self.counters.bucket_write_bytes.add(sealed.len() as u64);
                     debug!(bytes = sealed.len(), "entry published");
-                    return;
+                    return true;
                 }
                 Ok(Put::Present) => {
                     self.counters.bucket_writes_present.one();
-                    return;
+                    return true;
                 }
                 Ok(Put::NoRoom) => {
                     return self.give_up(key, "every slot of its key holds a bad object");
@@ -182,7 +216,7 @@ impl Shared {
         }
     }
 
-    fn give_up(&self, key: &Key, reason: &str) {
+    fn give_up(&self, key: &Key, reason: &str) -> bool {
         self.counters.bucket_write_errors.one();
         if let Some(suppressed) = self.warning.due() {
             warn!(
@@ -190,6 +224,7 @@ impl Shared {
                 "compiled program not published; other processes will compile it themselves"
             );
         }
+        false
     }
 }
 

@@ -5,7 +5,7 @@
 //! ([`crate::envelope`]); so whatever comes out of one is an entry, and a bad object is the tier's to count and step
 //! over.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -22,13 +22,13 @@ pub trait Tier: std::fmt::Debug + Send + Sync + 'static {
     /// A word for logs and metrics.
     fn name(&self) -> &'static str;
 
-    /// The entry of a key, verified. `None` where there is no good one, whatever else lies under its name.
+    /// Looks for the entry of a key, and verifies what it finds ([`crate::verify::Verifier`]).
     ///
     /// Ends within a time that the tier knows. Cancel-safe.
     ///
     /// # Errors
     /// When the tier cannot say.
-    async fn get(&self, key: &Key) -> Result<Option<Opened>, TierError>;
+    async fn get(&self, key: &Key) -> Result<Look, TierError>;
 
     /// Keeps a sealed entry, unless a good one is there. Writes over nothing.
     ///
@@ -38,6 +38,28 @@ pub trait Tier: std::fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// When it is not known to have happened.
     async fn put(&self, key: &Key, sealed: &Bytes) -> Result<Put, TierError>;
+}
+
+/// What a tier has for a key.
+#[derive(Debug, Clone)]
+pub enum Look {
+    /// A good entry.
+    Good(Box<Found>),
+    /// Bad objects and nothing else; when the last of them was written, by the tier's clock.
+    Bad(SystemTime),
+    /// Nothing.
+    Absent,
+}
+
+/// A good entry in a tier.
+#[derive(Debug, Clone)]
+pub struct Found {
+    /// What it says.
+    pub opened: Opened,
+    /// The object itself.
+    pub object: Bytes,
+    /// When it was written, by the tier's clock.
+    pub written: Option<SystemTime>,
 }
 
 /// How an entry came to be in a tier.
@@ -89,6 +111,16 @@ impl TierError {
             )
         )
     }
+}
+
+/// The outcome of `work`, if it ends in time.
+pub(crate) async fn within<T>(
+    deadline: Duration,
+    work: impl Future<Output = Result<T, TierError>>,
+) -> Result<T, TierError> {
+    tokio::time::timeout(deadline, work)
+        .await
+        .unwrap_or(Err(TierError::NoAnswer { deadline }))
 }
 
 /// An error with all its causes, for a log line.

@@ -46,7 +46,8 @@ pub fn open(key: &Digest, object: &Bytes, limits: &Limits) -> Result<Opened, Bad
         return Err(Bad::Length { stated, actual });
     }
     let (covered, checksum) = object.split_at(object.len() - CHECKSUM_BYTES);
-    if Sha256::digest(covered).as_slice() != checksum {
+    let computed: Digest = Sha256::digest(covered).into();
+    if computed != checksum {
         return Err(Bad::Checksum);
     }
     let found = reader.digest();
@@ -54,7 +55,7 @@ pub fn open(key: &Digest, object: &Bytes, limits: &Limits) -> Result<Opened, Bad
         return Err(Bad::WrongKey { found });
     }
     let sections = sections(object, count, limits)?;
-    assemble(&sections, limits, actual)
+    assemble(&sections, limits, actual, computed)
 }
 
 /// A section that lies within the object.
@@ -113,7 +114,12 @@ fn sections(object: &Bytes, count: u32, limits: &Limits) -> Result<Vec<Section>,
     Ok(sections)
 }
 
-fn assemble(sections: &[Section], limits: &Limits, stored_bytes: u64) -> Result<Opened, Bad> {
+fn assemble(
+    sections: &[Section],
+    limits: &Limits,
+    stored_bytes: u64,
+    checksum: Digest,
+) -> Result<Opened, Bad> {
     let find = |kind| sections.iter().find(|section| section.kind == kind);
     let required = |kind: Kind| {
         find(kind)
@@ -144,9 +150,11 @@ fn assemble(sections: &[Section], limits: &Limits, stored_bytes: u64) -> Result<
             info,
             executable,
             text,
+            object: Some(checksum),
         },
         provenance,
         stored_bytes,
+        checksum,
     })
 }
 

@@ -15,44 +15,42 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::TryStreamExt;
 use object_store::path::Path;
-use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use object_store::{
+    Error, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
+};
 use tracing::warn;
 use waystation_lifecycle::bucket::Bucket;
 use waystation_lifecycle::bucket::layout::{self, SLOTS};
 
-use super::{Put, Tier, TierError};
+use super::{Found, Look, Put, Tier, TierError, within};
 use crate::config::Config;
 use crate::counters::Counters;
-use crate::envelope::{self, Bad, Limits, Opened};
+use crate::envelope::{Bad, Opened};
 use crate::key::Key;
 use crate::quiet::Quiet;
-
-/// Objects larger than this are verified on a thread that may block; smaller ones take less than a millisecond.
-const INLINE_BYTES: usize = 256 << 10;
+use crate::verify::Verifier;
 
 /// The tier over a [`Bucket`].
 #[derive(Debug)]
 pub struct BucketTier {
     bucket: Bucket,
-    limits: Limits,
+    verifier: Verifier,
     read_deadline: Duration,
     write_deadline: Duration,
     counters: Arc<Counters>,
     bad_warning: Quiet,
 }
 
-/// What is under one name.
-enum Slot {
-    Absent,
-    Bad,
-    Good(Box<Opened>),
-}
-
 impl BucketTier {
-    pub(crate) fn new(bucket: Bucket, config: &Config, counters: Arc<Counters>) -> BucketTier {
+    pub(crate) fn new(
+        bucket: Bucket,
+        verifier: Verifier,
+        config: &Config,
+        counters: Arc<Counters>,
+    ) -> BucketTier {
         BucketTier {
             bucket,
-            limits: config.limits,
+            verifier,
             read_deadline: config.read_deadline,
             write_deadline: config.write_deadline,
             counters,
@@ -64,16 +62,20 @@ impl BucketTier {
         self.bucket.store()
     }
 
-    async fn look_up(&self, key: &Key) -> Result<Option<Opened>, TierError> {
-        if let Slot::Good(opened) = self.read(key, &layout::executable(key.digest(), 0)).await? {
-            return Ok(Some(*opened));
+    async fn look_up(&self, key: &Key) -> Result<Look, TierError> {
+        let first = layout::executable(key.digest(), 0);
+        let mut seen = self.read(key, &first).await?;
+        if matches!(seen, Look::Good(_)) {
+            return Ok(seen);
         }
         for path in self.other_slots(key).await? {
-            if let Slot::Good(opened) = self.read(key, &path).await? {
-                return Ok(Some(*opened));
-            }
+            seen = match (self.read(key, &path).await?, seen) {
+                (good @ Look::Good(_), _) => return Ok(good),
+                (Look::Bad(one), Look::Bad(other)) => Look::Bad(one.max(other)),
+                (Look::Absent, seen) | (seen, _) => seen,
+            };
         }
-        Ok(None)
+        Ok(seen)
     }
 
     /// Names of the slots behind the first that are taken, newest first.
@@ -94,19 +96,34 @@ impl BucketTier {
         Ok(found.into_iter().rev().map(|(_, path)| path).collect())
     }
 
-    async fn read(&self, key: &Key, path: &Path) -> Result<Slot, TierError> {
-        match self.fetch(path).await? {
-            None => Ok(Slot::Absent),
-            Some(Err(bad)) => Ok(self.refuse(path, &bad)),
-            Some(Ok(object)) => match self.verify(key, object).await? {
-                Ok(opened) => Ok(Slot::Good(Box::new(opened))),
-                Err(bad) => Ok(self.refuse(path, &bad)),
-            },
-        }
+    /// What is under one name.
+    async fn read(&self, key: &Key, path: &Path) -> Result<Look, TierError> {
+        let Some((meta, object)) = self.fetch(path).await? else {
+            return Ok(Look::Absent);
+        };
+        let written = meta.last_modified.into();
+        let opened = match object {
+            Ok(object) => self.verify(key, &object).await?.map(|opened| Found {
+                opened,
+                object,
+                written: Some(written),
+            }),
+            Err(bad) => Err(bad),
+        };
+        Ok(match opened {
+            Ok(found) => Look::Good(Box::new(found)),
+            Err(bad) => {
+                self.refuse(path, &bad);
+                Look::Bad(written)
+            }
+        })
     }
 
-    /// The bytes under a name. `None` where there are none (any more).
-    async fn fetch(&self, path: &Path) -> Result<Option<Result<Bytes, Bad>>, TierError> {
+    /// What is under a name. `None` where nothing is (any more).
+    async fn fetch(
+        &self,
+        path: &Path,
+    ) -> Result<Option<(ObjectMeta, Result<Bytes, Bad>)>, TierError> {
         let absent_or = |error| match error {
             Error::NotFound { .. } => Ok(None),
             error => Err(TierError::from(error)),
@@ -116,39 +133,31 @@ impl BucketTier {
             Err(error) => return absent_or(error),
         };
         // Before the body is taken in.
-        let stated = found.meta.size;
-        if stated > self.limits.object {
-            let limit = self.limits.object;
-            return Ok(Some(Err(Bad::TooLarge {
-                bytes: stated,
-                limit,
-            })));
+        let meta = found.meta.clone();
+        let limit = self.verifier.limits().object;
+        if meta.size > limit {
+            let bytes = meta.size;
+            return Ok(Some((meta, Err(Bad::TooLarge { bytes, limit }))));
         }
         match found.bytes().await {
-            Ok(object) => Ok(Some(Ok(object))),
+            Ok(object) => Ok(Some((meta, Ok(object)))),
             Err(error) => absent_or(error),
         }
     }
 
-    async fn verify(&self, key: &Key, object: Bytes) -> Result<Result<Opened, Bad>, TierError> {
-        let (digest, limits) = (*key.digest(), self.limits);
-        if object.len() <= INLINE_BYTES {
-            return Ok(envelope::open(&digest, &object, &limits));
-        }
-        tokio::task::spawn_blocking(move || envelope::open(&digest, &object, &limits))
-            .await
-            .map_err(|_| TierError::Stopped)
+    async fn verify(&self, key: &Key, object: &Bytes) -> Result<Result<Opened, Bad>, TierError> {
+        let checked = self.verifier.check(key.digest(), object).await;
+        checked.ok_or(TierError::Stopped)
     }
 
-    fn refuse(&self, path: &Path, bad: &Bad) -> Slot {
-        self.counters.bad_entries.one();
+    fn refuse(&self, path: &Path, bad: &Bad) {
+        self.counters.bad(bad);
         if let Some(suppressed) = self.bad_warning.due() {
             warn!(
                 location = %self.bucket.location(), %path, reason = bad.reason(), error = %bad, suppressed,
                 "bad cache entry stepped over; the program is compiled again"
             );
         }
-        Slot::Bad
     }
 
     async fn publish(&self, key: &Key, sealed: &Bytes) -> Result<Put, TierError> {
@@ -161,21 +170,20 @@ impl BucketTier {
                 Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
-            match self.fetch(&path).await? {
+            // Swept in between? Then the next slot is as good.
+            let Some((_, object)) = self.fetch(&path).await? else {
+                continue;
+            };
+            let bad = match object {
                 // Ours: an attempt before this one happened after all.
-                Some(Ok(object)) if object == *sealed => return Ok(Put::Created),
-                Some(Ok(object)) => match self.verify(key, object).await? {
+                Ok(object) if object == *sealed => return Ok(Put::Created),
+                Ok(object) => match self.verify(key, &object).await? {
                     Ok(_) => return Ok(Put::Present),
-                    Err(bad) => {
-                        self.refuse(&path, &bad);
-                    }
+                    Err(bad) => bad,
                 },
-                Some(Err(bad)) => {
-                    self.refuse(&path, &bad);
-                }
-                // Swept in between; the next slot is as good.
-                None => {}
-            }
+                Err(bad) => bad,
+            };
+            self.refuse(&path, &bad);
         }
         Ok(Put::NoRoom)
     }
@@ -187,20 +195,11 @@ impl Tier for BucketTier {
         "bucket"
     }
 
-    async fn get(&self, key: &Key) -> Result<Option<Opened>, TierError> {
+    async fn get(&self, key: &Key) -> Result<Look, TierError> {
         within(self.read_deadline, self.look_up(key)).await
     }
 
     async fn put(&self, key: &Key, sealed: &Bytes) -> Result<Put, TierError> {
         within(self.write_deadline, self.publish(key, sealed)).await
     }
-}
-
-async fn within<T>(
-    deadline: Duration,
-    work: impl Future<Output = Result<T, TierError>>,
-) -> Result<T, TierError> {
-    tokio::time::timeout(deadline, work)
-        .await
-        .unwrap_or(Err(TierError::NoAnswer { deadline }))
 }

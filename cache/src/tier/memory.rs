@@ -7,10 +7,11 @@ use waystation_lifecycle::bucket::layout::Digest;
 
 use crate::entry::Entry;
 
-/// Bounded by bytes ([`Entry::memory_bytes`]). Every call takes microseconds.
+/// Bounded by bytes ([`Entry::memory_bytes`]) and in number. Every call takes microseconds.
 #[derive(Debug)]
 pub(crate) struct Memory {
     limit_bytes: u64,
+    limit_entries: usize,
     state: Mutex<State>,
 }
 
@@ -31,9 +32,10 @@ struct Held {
 }
 
 impl Memory {
-    pub(crate) fn new(limit_bytes: u64) -> Memory {
+    pub(crate) fn new(limit_bytes: u64, limit_entries: usize) -> Memory {
         Memory {
             limit_bytes,
+            limit_entries,
             state: Mutex::default(),
         }
     }
@@ -57,10 +59,10 @@ impl Memory {
         let bytes = entry.memory_bytes();
         let mut state = self.lock();
         state.remove(key);
-        if bytes > self.limit_bytes {
+        if bytes > self.limit_bytes || self.limit_entries == 0 {
             return;
         }
-        while state.bytes > self.limit_bytes - bytes {
+        while state.bytes > self.limit_bytes - bytes || state.held.len() >= self.limit_entries {
             let Some((_, oldest)) = state.order.pop_first() else {
                 break;
             };
@@ -107,6 +109,7 @@ mod tests {
             info: Default::default(),
             executable: vec![0; bytes].into(),
             text: None,
+            object: None,
         })
     }
 
@@ -116,7 +119,7 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_leaves_first() {
-        let memory = Memory::new(3 * size(1000));
+        let memory = Memory::new(3 * size(1000), usize::MAX);
         for key in 0..3 {
             memory.put(&[key; 32], &entry(1000));
         }
@@ -130,7 +133,7 @@ mod tests {
     #[test]
     fn the_bound_holds_at_all_times() {
         let limit = 10_000;
-        let memory = Memory::new(limit);
+        let memory = Memory::new(limit, usize::MAX);
         for i in 0..1000usize {
             memory.put(&[(i % 13) as u8; 32], &entry(i * 37 % 4000));
             assert!(memory.bytes() <= limit);
@@ -143,13 +146,27 @@ mod tests {
 
     #[test]
     fn what_is_larger_than_the_bound_is_not_kept_and_drives_nothing_out() {
-        let memory = Memory::new(size(1000));
+        let memory = Memory::new(size(1000), usize::MAX);
         memory.put(&[1; 32], &entry(1000));
         memory.put(&[2; 32], &entry(1001));
         assert!(memory.get(&[2; 32]).is_none());
         assert!(memory.get(&[1; 32]).is_some());
         memory.remove(&[1; 32]);
         assert_eq!(memory.bytes(), 0);
-        assert!(Memory::new(0).get(&[1; 32]).is_none());
+        for memory in [Memory::new(0, 8), Memory::new(1 << 20, 0)] {
+            memory.put(&[1; 32], &entry(1000));
+            assert!(memory.get(&[1; 32]).is_none());
+        }
+    }
+
+    #[test]
+    fn the_number_is_bounded_too() {
+        let memory = Memory::new(u64::MAX, 2);
+        for key in 0..3 {
+            memory.put(&[key; 32], &entry(1000));
+        }
+        let held: Vec<bool> = (0..3).map(|key| memory.get(&[key; 32]).is_some()).collect();
+        assert_eq!(held, [false, true, true]);
+        assert_eq!(memory.bytes(), 2 * size(1000));
     }
 }

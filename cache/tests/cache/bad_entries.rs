@@ -150,16 +150,31 @@ async fn an_entry_that_the_plugin_refuses_is_not_asked_for_again() {
     filled(temp.path()).await;
     let compiler = Compiler::default();
     let cache = kit::cache(temp.path());
-    assert_eq!(ask(&cache, &compiler, "a").await, Origin::Bucket);
-    cache.reject(&kit::key("a"));
-    assert!(cache.get(&kit::key("a")).await.is_none());
+    let key = kit::key("a");
+    let (entry, origin) = cache.get(&key).await.unwrap();
+    assert_eq!(origin, Origin::Bucket);
+    cache.reject(&key, &entry);
+    assert!(cache.get(&key).await.is_none());
     assert_eq!(ask(&cache, &compiler, "a").await, Origin::Compiled);
     assert_eq!(ask(&cache, &compiler, "a").await, Origin::Memory);
+    assert_eq!(cache.shutdown(LONG).await, 0);
     let counts = cache.counters();
     assert_eq!(
         (counts.rejected, counts.bucket_hits, counts.compiles),
         (1, 1, 1)
     );
+    assert_eq!(counts.bad_refused, counts.bad_entries);
+    assert_eq!(counts.bucket_writes, 1, "published beside the other");
+
+    // The one beside is another object: it is not refused with the first.
+    let (entry, _) = cache.get(&key).await.unwrap();
+    cache.reject(&key, &entry);
+    let next = kit::cache(temp.path());
+    let (first, _) = next.get(&key).await.unwrap();
+    next.reject(&key, &first);
+    let (second, origin) = next.get(&key).await.unwrap();
+    assert_eq!(origin, Origin::Bucket);
+    assert_ne!(first.object, second.object);
 }
 
 #[tokio::test]

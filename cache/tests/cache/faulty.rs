@@ -41,6 +41,7 @@ pub(crate) struct Faulty {
     inner: Arc<dyn ObjectStore>,
     reads: Mutex<VecDeque<Fault>>,
     writes: Mutex<VecDeque<Fault>>,
+    claims: Mutex<VecDeque<Fault>>,
     pub(crate) read_count: AtomicUsize,
     pub(crate) write_count: AtomicUsize,
 }
@@ -51,6 +52,7 @@ impl Faulty {
             inner,
             reads: Mutex::default(),
             writes: Mutex::default(),
+            claims: Mutex::default(),
             read_count: AtomicUsize::new(0),
             write_count: AtomicUsize::new(0),
         }
@@ -61,7 +63,12 @@ impl Faulty {
         self.reads.lock().unwrap().extend(faults);
     }
 
-    /// The next writes go wrong so.
+    /// The next writes of claims go wrong so.
+    pub(crate) fn break_claims(&self, faults: impl IntoIterator<Item = Fault>) {
+        self.claims.lock().unwrap().extend(faults);
+    }
+
+    /// The next writes of entries go wrong so.
     pub(crate) fn break_writes(&self, faults: impl IntoIterator<Item = Fault>) {
         self.writes.lock().unwrap().extend(faults);
     }
@@ -95,8 +102,13 @@ impl ObjectStore for Faulty {
         payload: PutPayload,
         opts: PutOptions,
     ) -> Result<PutResult> {
-        self.write_count.fetch_add(1, Ordering::SeqCst);
-        let fault = self.writes.lock().unwrap().pop_front();
+        let queue = if location.as_ref().starts_with("claim/") {
+            &self.claims
+        } else {
+            self.write_count.fetch_add(1, Ordering::SeqCst);
+            &self.writes
+        };
+        let fault = queue.lock().unwrap().pop_front();
         match fault {
             None => self.inner.put_opts(location, payload, opts).await,
             Some(Fault::Denied) => Err(denied(location)),

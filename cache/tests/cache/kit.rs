@@ -30,6 +30,7 @@ pub(crate) fn entry(program: &str) -> Entry {
         },
         executable: Bytes::from(format!("machine code of {program} ").repeat(100)),
         text: Some(format!("HloModule {program}")),
+        object: None,
     }
 }
 
@@ -37,6 +38,7 @@ pub(crate) fn entry(program: &str) -> Entry {
 pub(crate) fn config(bucket: Option<Bucket>) -> Config {
     Config {
         location: bucket,
+        claim_wait: Some(Duration::from_millis(200)),
         backoff: Duration::from_millis(5),
         backoff_max: Duration::from_millis(20),
         read_deadline: LONG,
@@ -79,12 +81,20 @@ pub(crate) async fn ask(cache: &Cache, compiler: &Compiler, program: &str) -> Or
         .expect("the compiler does not fail");
     let mut expected = entry(program);
     expected.info.key = key.to_string();
+    expected.object = found.object;
     assert_eq!(*found, expected);
     origin
 }
 
-/// All files below a folder.
+/// The entries in a folder: all files but the claims.
 pub(crate) fn files(path: &Path) -> Vec<PathBuf> {
+    let mut files = all_files(path);
+    files.retain(|file| !file.starts_with(path.join("claim")));
+    files
+}
+
+/// All files below a folder.
+pub(crate) fn all_files(path: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![path.to_owned()];
     while let Some(folder) = folders.pop() {

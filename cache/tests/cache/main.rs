@@ -3,9 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod bad_entries;
+mod claims;
+mod damage;
 mod faults;
 mod faulty;
 mod flights;
 mod killed;
 mod kit;
+mod modes;
 mod sharing;

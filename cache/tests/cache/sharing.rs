@@ -90,7 +90,15 @@ async fn entries_lie_where_the_layout_says_and_nothing_else_does() {
     let expected = temp
         .path()
         .join(format!("exe/v1/{}/{}/{key}/0", &key[..2], &key[2..4]));
-    assert_eq!(kit::files(temp.path()), [expected]);
+    let claims = temp
+        .path()
+        .join(format!("claim/v1/{}/{}/{key}", &key[..2], &key[2..4]));
+    let files = kit::all_files(temp.path());
+    let [claim, entry] = &files[..] else {
+        panic!("{files:?}");
+    };
+    assert_eq!(*entry, expected);
+    assert_eq!(claim.parent(), Some(&*claims));
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! exe/v1/ab/cd/<key>/<slot>     compiled executables; <key> is 64 hex digits, ab and cd its first two bytes
-//! claim/v1/ab/cd/<key>/<minute> "I am compiling this", by minute since 1970
+//! claim/v1/ab/cd/<key>/<minute> "I am compiling this", by minute since 1970; <minute>-over: "and nothing came of it"
 //! programs/v1/ab/cd/<key>       compile requests as a client sent them, for warming
 //! dump/                         XLA's text dumps
 //! sweep/v1/<hour>               "I remove what is old", by hour since 1970; only where no rule of the store does it
@@ -126,6 +126,41 @@ pub fn sweep(hour: u64) -> Path {
     Path::from(format!("{}{hour}", SWEEPS.path))
 }
 
+/// Says beside a claim that nothing comes of it: the compile failed, or what it gave is not kept.
+pub fn claim_over(key: &Digest, minute: u64) -> Path {
+    fanned(CLAIMS, key).join(format!("{minute}{OVER}"))
+}
+
+/// The folder of all claims on a key.
+pub fn claims_folder(key: &Digest) -> Path {
+    fanned(CLAIMS, key)
+}
+
+/// The minute of a claim, and whether the object is the claim itself or says that it is over. `None` where the name is
+/// not one of ours.
+pub fn claim_of(path: &Path) -> Option<(u64, Claim)> {
+    let name = path.filename()?;
+    let (number, claim) = match name.strip_suffix(OVER) {
+        Some(number) => (number, Claim::Over),
+        None => (name, Claim::Made),
+    };
+    // The text is the number's own: no sign, no zeros before it.
+    let minute: u64 = number.parse().ok()?;
+    (minute.to_string() == number).then_some((minute, claim))
+}
+
+/// What an object below [`claims_folder`] says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Claim {
+    /// Somebody compiles the program.
+    Made,
+    /// Whoever did has nothing to publish.
+    Over,
+}
+
+/// End of the names of [`claim_over`].
+const OVER: &str = "-over";
+
 /// A recorded compile request.
 pub fn program(key: &Digest) -> Path {
     fanned(PROGRAMS, key)
@@ -193,6 +228,19 @@ mod tests {
                 None,
                 "{name}"
             );
+        }
+    }
+
+    #[test]
+    fn a_claim_is_read_back_and_foreign_names_are_not() {
+        let read = |path: Path| claim_of(&path);
+        assert_eq!(
+            read(claim(&key(), 29_000_000)),
+            Some((29_000_000, Claim::Made))
+        );
+        assert_eq!(read(claim_over(&key(), 7)), Some((7, Claim::Over)));
+        for name in ["x", "-over", "+7", "07", "7-", "7-overs", "7#1"] {
+            assert_eq!(read(claims_folder(&key()).join(name)), None, "{name}");
         }
     }
 

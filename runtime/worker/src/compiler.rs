@@ -28,6 +28,10 @@ use crate::{
     status, text,
 };
 
+/// Entries of one program that are loaded until one does: as many as the cache has room for, what is compiled when none
+/// does, and one that another request has put in between.
+const LOADS: usize = 6;
+
 /// What this process is to the cache key, besides program and options.
 #[derive(Debug, Default)]
 pub(crate) struct Identity {
@@ -126,37 +130,44 @@ impl Compiler {
                 Ok::<Entry, StatusProto>(entry)
             }
         };
-        let (entry, origin) = self.cache.get_or_compile(&name.0, compile).await?;
-        let fresh = fresh.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(executable) = fresh {
-            return Ok(self.keep(name, executable, entry.info.clone(), source));
-        }
-        // Another request for the same program may have loaded it while this one waited.
-        if let Some(loaded) = self.share(&name) {
-            return Ok(loaded);
-        }
-        let error = match self.deserialize(&entry, &source.options, &name.1).await {
-            Ok(executable) => return Ok(self.keep(name, executable, entry.info.clone(), source)),
-            Err(error) => error,
-        };
-        tracing::warn!(
-            key = %name.0,
-            error = error.message,
-            origin = origin.as_str(),
-            "a serialized executable does not load"
-        );
-        // A plugin that cannot load at all says nothing about the entry.
-        let unable = error.code == Code::Unimplemented as i32;
-        if !unable {
-            self.cache.reject(&name.0);
-        }
-        if let (Origin::Compiled, Some(compilers)) = (origin, &self.compilers) {
-            // A child has compiled it. Where others have loaded, it is this program, or a client's options for it, that does
-            // not; a compile in this process, which such a program may end, is nothing that a client can bring about.
-            if !unable || counters::get(&self.counters.load_nanos) > 0 {
-                return Err(error);
+        for _ in 0..LOADS {
+            let (entry, origin) = self.cache.get_or_compile(&name.0, compile).await?;
+            let fresh = fresh.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(executable) = fresh {
+                return Ok(self.keep(name, executable, entry.info.clone(), source));
             }
-            compilers.give_up("the plugin does not load what it has serialized");
+            // Another request for the same program may have loaded it while this one waited.
+            if let Some(loaded) = self.share(&name) {
+                return Ok(loaded);
+            }
+            let error = match self.deserialize(&entry, &source.options, &name.1).await {
+                Ok(executable) => {
+                    return Ok(self.keep(name, executable, entry.info.clone(), source));
+                }
+                Err(error) => error,
+            };
+            tracing::warn!(
+                key = %name.0,
+                error = error.message,
+                origin = origin.as_str(),
+                "a serialized executable does not load"
+            );
+            // A plugin that cannot load at all says nothing about the entry.
+            let unable = error.code == Code::Unimplemented as i32;
+            if !unable {
+                self.cache.reject(&name.0, &entry);
+            }
+            if let (Origin::Compiled, Some(compilers)) = (origin, &self.compilers) {
+                // A child has compiled it. Where others have loaded, it is this program, or a client's options for it, that
+                // does not; a compile in this process, which such a program may end, is nothing that a client can bring about.
+                if !unable || counters::get(&self.counters.load_nanos) > 0 {
+                    return Err(error);
+                }
+                compilers.give_up("the plugin does not load what it has serialized");
+            }
+            if unable {
+                break;
+            }
         }
         let (executable, entry) = self.compile(name.0.digest(), &source).await?;
         let executable = match executable {
@@ -289,6 +300,7 @@ impl Compiler {
             info: done.info.unwrap_or_default(),
             executable: done.executable,
             text: None,
+            object: None,
         }))
     }
 
@@ -314,6 +326,7 @@ impl Compiler {
             info: made.info,
             executable: Bytes::from(serialized),
             text: None,
+            object: None,
         };
         Ok((made.executable, entry))
     }

@@ -1,0 +1,221 @@
+//! What stands behind memory: the bucket, whom it is asked for, and who compiles what it does not have.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tokio::time::Instant;
+use tracing::{debug, info, warn};
+use waystation_lifecycle::bucket::Bucket;
+
+use crate::breaker::Breaker;
+use crate::claim::{Claims, Held, Stake, Terms};
+use crate::config::{Config, Mode};
+use crate::counters::Counters;
+use crate::entry::{Entry, Provenance};
+use crate::key::Key;
+use crate::publish::Publisher;
+use crate::quiet::Quiet;
+use crate::tier::bucket::BucketTier;
+use crate::tier::{Found, Look, Tier, chain};
+use crate::verify::Verifier;
+
+/// First pause between two looks for an entry that another process compiles; each further one is twice as long.
+const FIRST_LOOK: Duration = Duration::from_millis(200);
+
+/// Longest pause between two such looks.
+const LAST_LOOK: Duration = Duration::from_secs(5);
+
+/// The bucket as a cache uses it.
+#[derive(Debug)]
+pub(crate) struct Behind {
+    tier: Arc<dyn Tier>,
+    /// None in a cache that only reads.
+    publisher: Option<Publisher>,
+    claims: Option<Claims>,
+    breaker: Breaker,
+    counters: Arc<Counters>,
+    location: String,
+    min_compile_time: Duration,
+    warning: Quiet,
+}
+
+/// What the bucket says to a key.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    /// A good entry.
+    Hit(Box<Found>),
+    /// It has none. When the last of the bad objects in its place was written, if there are any.
+    Miss(Option<SystemTime>),
+    /// It was not asked, or does not say.
+    Unknown,
+}
+
+/// What is to be done after a miss.
+#[derive(Debug)]
+pub(crate) enum Turn {
+    /// Another process has compiled it.
+    Found(Box<Found>),
+    /// Compile; who waits for the outcome is told through the claim.
+    Compile(Option<Held>),
+}
+
+impl Behind {
+    pub(crate) fn new(
+        bucket: Bucket,
+        verifier: Verifier,
+        config: &Config,
+        counters: &Arc<Counters>,
+    ) -> Behind {
+        let location = bucket.location().to_string();
+        let counters = Arc::clone(counters);
+        let claims = match config.mode {
+            Mode::ReadWrite => Claims::new(bucket.clone(), config, Arc::clone(&counters)),
+            Mode::ReadOnly | Mode::Off => None,
+        };
+        let tier: Arc<dyn Tier> = Arc::new(BucketTier::new(
+            bucket,
+            verifier,
+            config,
+            Arc::clone(&counters),
+        ));
+        let publisher = (config.mode == Mode::ReadWrite).then(|| {
+            let (tier, counters) = (Arc::clone(&tier), Arc::clone(&counters));
+            Publisher::new(tier, location.clone(), config, counters)
+        });
+        Behind {
+            tier,
+            publisher,
+            claims,
+            breaker: Breaker::new(config.backoff, config.backoff_max),
+            counters,
+            location,
+            min_compile_time: config.min_compile_time,
+            warning: Quiet::default(),
+        }
+    }
+
+    pub(crate) fn location(&self) -> &str {
+        &self.location
+    }
+
+    pub(crate) fn publisher(&self) -> Option<&Publisher> {
+        self.publisher.as_ref()
+    }
+
+    /// Asks the bucket. Whatever goes wrong is no answer.
+    pub(crate) async fn ask(&self, key: &Key) -> Answer {
+        if !self.breaker.allows() {
+            self.counters.bucket_reads_skipped.one();
+            return Answer::Unknown;
+        }
+        let found = match self.tier.get(key).await {
+            Ok(found) => found,
+            Err(error) => {
+                self.breaker.failed(error.timed_out());
+                self.counters.bucket_read_errors.one();
+                if let Some(suppressed) = self.warning.due() {
+                    warn!(
+                        location = %self.location, error = %chain(&error), suppressed,
+                        "bucket look-up failed; programs are compiled instead until it recovers"
+                    );
+                }
+                return Answer::Unknown;
+            }
+        };
+        if self.breaker.succeeded() {
+            info!(location = %self.location, "bucket answers again");
+        }
+        let found = match found {
+            Look::Good(found) => found,
+            Look::Bad(written) => return Answer::Miss(Some(written)),
+            Look::Absent => return Answer::Miss(None),
+        };
+        let (counters, provenance) = (&self.counters, &found.opened.provenance);
+        counters.bucket_hits.one();
+        counters.bucket_read_bytes.add(found.opened.stored_bytes);
+        counters.saved_micros.add(provenance.compile_micros);
+        if let Some(claims) = &self.claims {
+            claims.note_time(key, provenance.compile_time());
+        }
+        debug!(%key, bytes = found.opened.stored_bytes, writer = provenance.writer, "bucket hit");
+        Answer::Hit(found)
+    }
+
+    /// After a miss: this process's turn to compile, or what another one has compiled meanwhile. Waits for the other no
+    /// longer than [`Config::claim_wait`] says. `bad`: as in [`Answer::Miss`]; what was claimed before that has come, and
+    /// is of no use.
+    pub(crate) async fn turn(&self, key: &Key, bad: Option<SystemTime>) -> Turn {
+        let Some(claims) = &self.claims else {
+            return Turn::Compile(None);
+        };
+        let terms = Terms {
+            patience: claims.patience(key),
+            since: bad,
+        };
+        match claims.stake(key, terms).await {
+            Stake::Unknown => Turn::Compile(None),
+            Stake::Ours { claim, contended } => {
+                self.counters.claims.one();
+                if contended && let Answer::Hit(found) = self.ask(key).await {
+                    claim.published();
+                    return Turn::Found(found);
+                }
+                Turn::Compile(Some(claim))
+            }
+            Stake::Theirs => {
+                debug!(%key, "another process compiles this program");
+                let begun = Instant::now();
+                self.counters.claim_waits.one();
+                let found = self.wait(claims, key, terms).await;
+                self.counters.claim_wait_micros.time(begun.elapsed());
+                match found {
+                    Some(found) => Turn::Found(found),
+                    None => {
+                        self.counters.claim_waits_in_vain.one();
+                        Turn::Compile(None)
+                    }
+                }
+            }
+        }
+    }
+
+    async fn wait(&self, claims: &Claims, key: &Key, terms: Terms) -> Option<Box<Found>> {
+        let patience = terms.patience;
+        let begun = Instant::now();
+        let mut pause = FIRST_LOOK;
+        loop {
+            let left = patience.saturating_sub(begun.elapsed());
+            tokio::time::sleep(pause.min(left)).await;
+            match self.ask(key).await {
+                Answer::Hit(found) => return Some(found),
+                Answer::Miss(_) => {}
+                Answer::Unknown => return None,
+            }
+            if begun.elapsed() >= patience || claims.are_over(key, terms).await {
+                return None;
+            }
+            pause = pause.saturating_mul(2).min(LAST_LOOK);
+        }
+    }
+
+    /// Publishes what was compiled, behind the caller, if it is worth it.
+    pub(crate) fn publish(
+        &self,
+        key: &Key,
+        entry: &Arc<Entry>,
+        provenance: Provenance,
+        claim: Option<Held>,
+    ) {
+        if let Some(claims) = &self.claims {
+            claims.note_time(key, provenance.compile_time());
+        }
+        let Some(publisher) = &self.publisher else {
+            return;
+        };
+        if provenance.compile_time() < self.min_compile_time {
+            self.counters.skipped_quick.one();
+            return;
+        }
+        publisher.publish(key, entry, provenance, claim);
+    }
+}
