@@ -1,22 +1,24 @@
 //! What stands behind memory: the bucket, whom it is asked for, and who compiles what it does not have.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 use waystation_lifecycle::bucket::Bucket;
+use waystation_lifecycle::bucket::layout::Digest;
 
 use crate::breaker::Breaker;
-use crate::claim::{Claims, Held, Stake, Terms};
-use crate::config::{Config, Mode};
+use crate::claim::{self, Claims, Held, Stake};
+use crate::config::{Config, Mode, Renewal};
 use crate::counters::Counters;
 use crate::entry::{Entry, Provenance};
 use crate::key::Key;
 use crate::publish::Publisher;
 use crate::quiet::Quiet;
 use crate::tier::bucket::BucketTier;
-use crate::tier::{Found, Look, Tier, chain};
+use crate::tier::{Found, Look, Terms, Tier, chain};
 use crate::verify::Verifier;
 
 /// First pause between two looks for an entry that another process compiles; each further one is twice as long.
@@ -24,6 +26,12 @@ const FIRST_LOOK: Duration = Duration::from_millis(200);
 
 /// Longest pause between two such looks.
 const LAST_LOOK: Duration = Duration::from_secs(5);
+
+/// A process renews an entry no more often than this.
+const RENEWED_AGAIN: Duration = Duration::from_secs(24 * 3600);
+
+/// Keys for which that is remembered. Beyond that all are forgotten, which costs a listing each.
+const RENEWED_KEYS: usize = 65_536;
 
 /// The bucket as a cache uses it.
 #[derive(Debug)]
@@ -36,6 +44,9 @@ pub(crate) struct Behind {
     counters: Arc<Counters>,
     location: String,
     min_compile_time: Duration,
+    renewal: Terms,
+    /// When entries were last renewed, or found to need it, by this process.
+    renewed: Mutex<HashMap<Digest, Instant>>,
     warning: Quiet,
 }
 
@@ -90,6 +101,11 @@ impl Behind {
             counters,
             location,
             min_compile_time: config.min_compile_time,
+            renewal: Terms {
+                older_than: config.ttl / 2,
+                renewal: config.renewal.clone(),
+            },
+            renewed: Mutex::default(),
             warning: Quiet::default(),
         }
     }
@@ -138,7 +154,33 @@ impl Behind {
             claims.note_time(key, provenance.compile_time());
         }
         debug!(%key, bytes = found.opened.stored_bytes, writer = provenance.writer, "bucket hit");
+        self.renew(key, &found);
         Answer::Hit(found)
+    }
+
+    /// Queues the renewal of an entry that is old, once a day.
+    fn renew(&self, key: &Key, found: &Found) {
+        let Some(publisher) = &self.publisher else {
+            return;
+        };
+        let age = found
+            .written
+            .and_then(|at| SystemTime::now().duration_since(at).ok());
+        let is_old = age.is_some_and(|age| age > self.renewal.older_than);
+        if !is_old || matches!(self.renewal.renewal, Renewal::Never) {
+            return;
+        }
+        let mut renewed = self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = renewed.get(key.digest());
+        if last.is_some_and(|last| last.elapsed() < RENEWED_AGAIN) {
+            return;
+        }
+        if renewed.len() >= RENEWED_KEYS {
+            renewed.clear();
+        }
+        renewed.insert(*key.digest(), Instant::now());
+        drop(renewed);
+        publisher.renew(key, found.clone(), self.renewal.clone());
     }
 
     /// After a miss: this process's turn to compile, or what another one has compiled meanwhile. Waits for the other no
@@ -148,7 +190,7 @@ impl Behind {
         let Some(claims) = &self.claims else {
             return Turn::Compile(None);
         };
-        let terms = Terms {
+        let terms = claim::Terms {
             patience: claims.patience(key),
             since: bad,
         };
@@ -179,7 +221,7 @@ impl Behind {
         }
     }
 
-    async fn wait(&self, claims: &Claims, key: &Key, terms: Terms) -> Option<Box<Found>> {
+    async fn wait(&self, claims: &Claims, key: &Key, terms: claim::Terms) -> Option<Box<Found>> {
         let patience = terms.patience;
         let begun = Instant::now();
         let mut pause = FIRST_LOOK;

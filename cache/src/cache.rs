@@ -12,6 +12,7 @@ use crate::counters::{Counters, Counts};
 use crate::entry::{Entry, Origin, Provenance};
 use crate::flight::Flights;
 use crate::key::{Key, Treatment};
+use crate::loads::{Fatal, Loading, Loads};
 use crate::publish::Publisher;
 use crate::tier::Found;
 use crate::tier::memory::Memory;
@@ -39,6 +40,7 @@ struct Inner {
     counters: Arc<Counters>,
     writer: String,
     refused: Arc<Refused>,
+    loads: Loads,
     named: Mutex<HashSet<String>>,
 }
 
@@ -47,7 +49,20 @@ impl Cache {
     pub fn open(mut config: Config) -> Cache {
         let counters = Arc::new(Counters::default());
         let refused = Arc::new(Refused::default());
-        let verifier = Verifier::new(config.limits, Arc::clone(&refused));
+        let loads = Loads::open(config.state_folder.as_deref());
+        for (key, object) in loads.objects() {
+            warn!(
+                key = hex::encode(key),
+                "an entry of this key has ended the worker that loaded it and is passed over"
+            );
+            refused.add(key, object);
+        }
+        let signing = config.signing.clone();
+        if signing.as_ref().is_some_and(|key| !key.signs()) && config.mode == Mode::ReadWrite {
+            info!("the signing key is a public one: entries are checked, and none are published");
+            config.mode = Mode::ReadOnly;
+        }
+        let verifier = Verifier::new(config.limits, signing, Arc::clone(&refused));
         let bucket = config
             .location
             .take()
@@ -77,6 +92,7 @@ impl Cache {
                 counters,
                 writer: config.writer,
                 refused,
+                loads,
                 named: Mutex::default(),
             }),
         }
@@ -191,6 +207,16 @@ impl Cache {
         inner.memory.remove(key.digest());
         inner.flights.forget(key.digest());
         warn!(%key, "the plugin refuses a cached executable; the program is compiled again");
+    }
+
+    /// To be called before an entry's executable is loaded; what comes back is dropped after. So an entry that ends the
+    /// process is known, and passed over, when it starts again with the same [`Config::state_folder`]. Blocks for as long
+    /// as it takes to make a file.
+    ///
+    /// # Errors
+    /// [`Fatal`] when the program has ended too many processes already.
+    pub fn loading(&self, key: &Key, entry: &Entry) -> Result<Loading, Fatal> {
+        self.inner.loads.begin(key.digest(), entry.object.as_ref())
     }
 
     /// The counters, now.

@@ -1,10 +1,15 @@
 //! Settings of a cache. Only the command line reads flags and the environment; this is what it fills in.
 
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
+use object_store::path::Path;
 use waystation_lifecycle::bucket::Bucket;
 
 use crate::envelope::Limits;
+use crate::sign::SigningKey;
 
 /// Decoded entries kept in memory, in bytes. A large model's executable is tens of megabytes; this holds a job's worth.
 pub const MEMORY_BYTES: u64 = 512 << 20;
@@ -41,6 +46,31 @@ pub const CLAIM_WAIT: Duration = Duration::from_secs(30);
 /// Decoded entries kept in memory, in number.
 pub const MEMORY_ENTRIES: usize = 65_536;
 
+/// How long an entry lives.
+pub const TTL: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// How an entry that is used outlives its age.
+#[derive(Debug, Clone, Default)]
+pub enum Renewal {
+    /// It does not.
+    Never,
+    /// It is published again in another slot, which takes the right to create.
+    #[default]
+    Publish,
+    /// It is marked as used.
+    Touch(Arc<dyn Touch>),
+}
+
+/// Marks an object as used now, for stores whose rule goes by that.
+#[async_trait]
+pub trait Touch: std::fmt::Debug + Send + Sync + 'static {
+    /// Marks it. One attempt, in bounded time.
+    ///
+    /// # Errors
+    /// Where it is not known to have happened.
+    async fn touch(&self, path: &Path) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
+}
+
 /// What a cache does with the tiers behind memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Mode {
@@ -60,6 +90,16 @@ pub struct Config {
     pub location: Option<Bucket>,
     /// What is done with it.
     pub mode: Mode,
+    /// What entries are signed with, and have to be. A key that only checks makes a cache that only reads.
+    pub signing: Option<Arc<SigningKey>>,
+    /// Where it is noted which entries a process has not survived the loading of. `None`: nowhere.
+    pub state_folder: Option<PathBuf>,
+    /// Whether bad objects that are in a new entry's way are removed, where the bucket grants that.
+    pub remove_bad: bool,
+    /// How long an entry lives in the bucket, by the bucket's own rule.
+    pub ttl: Duration,
+    /// What happens to an entry that is used when it has reached half that age.
+    pub renewal: Renewal,
     /// Bound of the memory tier, in bytes of decoded entries. 0 keeps nothing.
     pub memory_bytes: u64,
     /// Bound of the memory tier, in entries.
@@ -102,6 +142,11 @@ impl Default for Config {
         Config {
             location: None,
             mode: Mode::default(),
+            signing: None,
+            state_folder: None,
+            remove_bad: true,
+            ttl: TTL,
+            renewal: Renewal::default(),
             memory_bytes: MEMORY_BYTES,
             memory_entries: MEMORY_ENTRIES,
             claim_wait: None,

@@ -62,6 +62,14 @@ counters! {
     bucket_writes_present,
     /// Entries given up: the bucket failed every attempt, has only bad entries in the key's slots, or the queue was full.
     bucket_write_errors,
+    /// Of the entries given up those whose key has bad objects in all its slots.
+    bucket_writes_no_room,
+    /// Times that the bucket asked for patience (429, 503) with a write, which is tried again.
+    bucket_rate_limited,
+    /// Bad objects removed, where the right to do so is there.
+    bad_removed,
+    /// Entries published again because they had reached half their age.
+    renewals,
     /// Objects refused on read, for whatever reason. The next seven are these by reason.
     bad_entries,
     /// Cut, with a bit flipped, or contradicting themselves.
@@ -119,6 +127,7 @@ impl Counters {
             | Bad::Checksum
             | Bad::Table(_)
             | Bad::Section { .. } => &self.bad_corrupt,
+            Bad::Signature(_) => &self.bad_signature,
             Bad::Refused => &self.bad_refused,
         }
         .one();

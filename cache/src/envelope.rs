@@ -10,14 +10,16 @@
 //! 16      8      length of the whole object, in bytes
 //! 24      32     key
 //! 56      24*n   section table, ascending by kind, no kind twice:
-//!                  u32 kind (1 provenance, 2 info, 3 executable, 4 text), u32 encoding (0 as is, 1 zstd),
+//!                  u32 kind (1 provenance, 2 info, 3 executable, 4 text, 255 signature), u32 encoding (0 as is, 1 zstd),
 //!                  u64 bytes here, u64 bytes when decoded
 //! ...            the sections, in the order of the table, without gaps
 //! end-32  32     SHA-256 of all bytes before it
 //! ```
 //!
 //! Provenance is JSON ([`Provenance`]), info the proto `waystation.ExecutableInfo`, executable what the plugin
-//! serialized, text UTF-8 (optional; the others must be there).
+//! serialized, text UTF-8 (optional; the others must be there). The signature, if there is one, is the last section and
+//! stands for all bytes of the object before it ([`crate::sign`]); it is looked at where a key is given, and then must be
+//! there.
 //!
 //! The checksum finds accidents: a cut, a flip, a mix. It proves nothing about who wrote the object, so the limits hold
 //! whatever it says: no length in a file is believed before it has been compared with the bytes that are there or with
@@ -29,14 +31,15 @@ use sha2::{Digest as _, Sha256};
 use waystation_lifecycle::bucket::layout::Digest;
 
 use crate::entry::{Entry, Provenance};
+use crate::sign::SigningKey;
 
 mod open;
 mod seal;
 #[cfg(test)]
 mod tests;
 
-pub use open::open;
-pub use seal::seal;
+pub use open::{open, open_signed};
+pub use seal::{seal, seal_signed};
 
 /// First bytes of every entry.
 pub const MAGIC: [u8; 8] = *b"WAYSTEXE";
@@ -47,6 +50,9 @@ pub const FORMAT: u32 = 1;
 const HEADER_BYTES: usize = 56;
 const ROW_BYTES: usize = 24;
 const CHECKSUM_BYTES: usize = 32;
+
+/// No signature is longer.
+const SIGNATURE_BYTES: u64 = 256;
 
 /// What an entry may hold, in bytes. Larger entries are neither written nor read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,12 +159,21 @@ pub enum Bad {
         /// What is wrong with it.
         reason: String,
     },
+    /// It is not signed with the key given.
+    #[error("entry {0}")]
+    Signature(&'static str),
     /// It is whole, and of no use: see [`crate::verify`].
     #[error("entry is whole and has failed to load before")]
     Refused,
 }
 
 impl Bad {
+    /// True for what is of use to nobody. An entry of another format may be another version's, one without a signature
+    /// somebody's who asks for none, and what is too large here need not be elsewhere.
+    pub fn is_rubbish(&self) -> bool {
+        matches!(self.reason(), "corrupt" | "foreign" | "wrong key")
+    }
+
     /// A word for metrics.
     pub fn reason(&self) -> &'static str {
         match self {
@@ -171,6 +186,7 @@ impl Bad {
             | Bad::Checksum
             | Bad::Table(_)
             | Bad::Section { .. } => "corrupt",
+            Bad::Signature(_) => "signature",
             Bad::Refused => "refused",
         }
     }
@@ -198,6 +214,9 @@ pub enum SealError {
         /// What the encoder says.
         reason: String,
     },
+    /// The key given only checks signatures.
+    #[error("the signing key is a public one, which signs nothing")]
+    NoSignature,
 }
 
 /// The kinds of sections, in the order in which they are stored.
@@ -207,6 +226,7 @@ enum Kind {
     Info = 2,
     Executable = 3,
     Text = 4,
+    Signature = 255,
 }
 
 impl Kind {
@@ -216,6 +236,7 @@ impl Kind {
             2 => Some(Kind::Info),
             3 => Some(Kind::Executable),
             4 => Some(Kind::Text),
+            255 => Some(Kind::Signature),
             _ => None,
         }
     }
@@ -226,6 +247,7 @@ impl Kind {
             Kind::Info => "info",
             Kind::Executable => "executable",
             Kind::Text => "text",
+            Kind::Signature => "signature",
         }
     }
 
@@ -235,6 +257,7 @@ impl Kind {
             Kind::Info => limits.info,
             Kind::Executable => limits.executable,
             Kind::Text => limits.text,
+            Kind::Signature => SIGNATURE_BYTES,
         }
     }
 }

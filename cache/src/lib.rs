@@ -22,9 +22,11 @@ mod entry;
 pub mod envelope;
 mod flight;
 mod key;
+mod loads;
 pub mod platform;
 mod publish;
 mod quiet;
+pub mod sign;
 pub mod tier;
 pub mod verify;
 
@@ -33,3 +35,4 @@ pub use config::{Config, Mode};
 pub use counters::Counts;
 pub use entry::{Entry, Origin, Provenance};
 pub use key::{Key, KeyInputs, RULES, Record, Treatment};
+pub use loads::{Fatal, Loading};

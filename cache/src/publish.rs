@@ -2,13 +2,14 @@
 //!
 //! A publication is a task: it seals the entry on a thread that may block, then writes it, a few at a time. It is
 //! bounded in number and in bytes; beyond that, entries are dropped and counted. A failed write is tried again, ever
-//! later; a few failures end it. [`Publisher::shutdown`] waits until all is written or its time is over.
+//! later; a few failures end it, but a bucket that asks for patience gets it. [`Publisher::shutdown`] waits until all is written or its time is over.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument, debug, info_span, warn};
@@ -20,7 +21,11 @@ use crate::entry::{Entry, Provenance};
 use crate::envelope::{self, Limits, SealError};
 use crate::key::Key;
 use crate::quiet::Quiet;
-use crate::tier::{Put, Tier, chain};
+use crate::sign::SigningKey;
+use crate::tier::{Found, Put, Renewed, Terms, Tier, chain};
+
+/// How long an entry waits for a bucket that asks for patience. The queue is bounded, so others may be dropped by then.
+const BUSY: Duration = Duration::from_secs(900);
 
 /// Bytes are accounted in units of this many, so that a semaphore's count holds them.
 const UNIT_BYTES: u64 = 4096;
@@ -42,6 +47,7 @@ struct Shared {
     tier: Arc<dyn Tier>,
     location: String,
     limits: Limits,
+    signing: Option<Arc<SigningKey>>,
     min_entry_bytes: u64,
     max_entry_bytes: u64,
     attempts: u32,
@@ -67,6 +73,7 @@ impl Publisher {
                 tier,
                 location,
                 limits: config.limits,
+                signing: config.signing.clone(),
                 min_entry_bytes: config.min_entry_bytes,
                 max_entry_bytes: config.max_entry_bytes,
                 attempts: config.write_attempts.max(1),
@@ -93,7 +100,7 @@ impl Publisher {
         provenance: Provenance,
         claim: Option<Held>,
     ) {
-        let Some(place) = self.place(entry) else {
+        let Some(place) = self.place(entry.memory_bytes()) else {
             self.shared
                 .give_up(key, "the upload queue is full or closed");
             return;
@@ -121,6 +128,37 @@ impl Publisher {
         self.tasks.spawn(work.instrument(span));
     }
 
+    /// Queues the renewal of an entry; if there is no room it waits for the next time. Returns at once; must be called on
+    /// a tokio runtime.
+    pub(crate) fn renew(&self, key: &Key, found: Found, terms: Terms) {
+        let Some(place) = self.place(found.object.len() as u64) else {
+            return;
+        };
+        let waiting = Waiting::new(self.waiting.clone());
+        let (shared, stop, key) = (Arc::clone(&self.shared), self.stop.clone(), key.clone());
+        let work = async move {
+            let _held = (place, waiting);
+            let Ok(_upload) = shared.uploads.acquire().await else {
+                return;
+            };
+            let renewed = stop.run_until_cancelled(shared.tier.renew(&key, &found, &terms));
+            match renewed.await {
+                Some(Ok(Renewed::Done)) => {
+                    shared.counters.renewals.one();
+                    debug!(%key, "an entry that is used has reached half its age and was renewed");
+                }
+                Some(Ok(Renewed::Present)) | None => {}
+                Some(Ok(Renewed::NoRoom)) => {
+                    debug!(%key, "an entry cannot be renewed: all its slots are taken");
+                }
+                Some(Err(error)) => {
+                    debug!(%key, error = %chain(&error), "an entry cannot be renewed");
+                }
+            }
+        };
+        self.tasks.spawn(work);
+    }
+
     /// Waits until the queue is empty, at most so long. Returns how many entries still wait.
     ///
     /// Cancel-safe.
@@ -142,10 +180,10 @@ impl Publisher {
         left
     }
 
-    fn place(&self, entry: &Entry) -> Option<(OwnedSemaphorePermit, OwnedSemaphorePermit)> {
+    fn place(&self, bytes: u64) -> Option<(OwnedSemaphorePermit, OwnedSemaphorePermit)> {
         let place = Arc::clone(&self.places).try_acquire_owned().ok()?;
         // An entry larger than the whole bound goes alone.
-        let units = u32::try_from(entry.memory_bytes() / UNIT_BYTES)
+        let units = u32::try_from(bytes / UNIT_BYTES)
             .unwrap_or(u32::MAX)
             .clamp(1, self.byte_units);
         let bytes = Arc::clone(&self.bytes).try_acquire_many_owned(units).ok()?;
@@ -159,9 +197,9 @@ impl Shared {
         let Ok(_upload) = self.uploads.acquire().await else {
             return false;
         };
-        let (digest, limits) = (*key.digest(), self.limits);
+        let (digest, limits, signing) = (*key.digest(), self.limits, self.signing.clone());
         let sealing = tokio::task::spawn_blocking(move || {
-            envelope::seal(&digest, &entry, &provenance, &limits)
+            envelope::seal_signed(&digest, &entry, &provenance, &limits, signing.as_deref())
         });
         let sealed = match sealing.await {
             Ok(Ok(sealed)) => sealed,
@@ -189,6 +227,7 @@ impl Shared {
     async fn write(&self, key: &Key, sealed: &Bytes) -> bool {
         let mut pause = self.backoff;
         let mut attempt = 1;
+        let begun = Instant::now();
         loop {
             let error = match self.tier.put(key, sealed).await {
                 Ok(Put::Created) => {
@@ -202,15 +241,20 @@ impl Shared {
                     return true;
                 }
                 Ok(Put::NoRoom) => {
+                    self.counters.bucket_writes_no_room.one();
                     return self.give_up(key, "every slot of its key holds a bad object");
                 }
                 Err(error) => error,
             };
-            if attempt >= self.attempts || error.is_permanent() {
+            if error.is_busy() && begun.elapsed() < BUSY {
+                // Not lost, only late.
+                self.counters.bucket_rate_limited.one();
+            } else if attempt >= self.attempts || error.is_permanent() {
                 return self.give_up(key, &chain(&error));
+            } else {
+                attempt += 1;
             }
             debug!(attempt, error = %chain(&error), "publishing failed, trying again");
-            attempt += 1;
             tokio::time::sleep(pause).await;
             pause = pause.saturating_mul(2).min(self.backoff_max);
         }

@@ -10,11 +10,21 @@ use std::time::{Duration, SystemTime};
 use async_trait::async_trait;
 use bytes::Bytes;
 
+use crate::config::Renewal;
 use crate::envelope::Opened;
 use crate::key::Key;
 
 pub mod bucket;
 pub(crate) mod memory;
+
+/// How entries that are used are to outlive their age.
+#[derive(Debug, Clone)]
+pub struct Terms {
+    /// Those written longer ago than this.
+    pub older_than: Duration,
+    /// What is done.
+    pub renewal: Renewal,
+}
 
 /// A place for sealed entries outside this process's memory.
 #[async_trait]
@@ -38,6 +48,30 @@ pub trait Tier: std::fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// When it is not known to have happened.
     async fn put(&self, key: &Key, sealed: &Bytes) -> Result<Put, TierError>;
+
+    /// Lets an entry that was found here live longer. One attempt, as [`Tier::put`].
+    ///
+    /// # Errors
+    /// When it is not known to have happened.
+    async fn renew(
+        &self,
+        _key: &Key,
+        _found: &Found,
+        _terms: &Terms,
+    ) -> Result<Renewed, TierError> {
+        Ok(Renewed::Present)
+    }
+}
+
+/// What became of an entry that was to live longer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Renewed {
+    /// It does now.
+    Done,
+    /// Another process has seen to it.
+    Present,
+    /// There is no place for it.
+    NoRoom,
 }
 
 /// What a tier has for a key.
@@ -86,6 +120,9 @@ pub enum TierError {
     /// The store said no.
     #[error("request failed")]
     Store(#[from] object_store::Error),
+    /// An entry could not be marked as used.
+    #[error("entry cannot be marked as used")]
+    Touch(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// Work on another thread was cut off by the end of the runtime.
     #[error("process is shutting down")]
     Stopped,
@@ -95,6 +132,18 @@ impl TierError {
     /// True where a wait was lost and not only a request.
     pub fn timed_out(&self) -> bool {
         matches!(self, TierError::NoAnswer { .. })
+    }
+
+    /// True where the store asks for patience: the request is as good as any, and will do later.
+    pub fn is_busy(&self) -> bool {
+        // The store's client has no kind of error for it, but shows the status always the same way.
+        let TierError::Store(error @ object_store::Error::Generic { .. }) = self else {
+            return false;
+        };
+        let text = chain(error);
+        ["429", "503"]
+            .iter()
+            .any(|status| text.contains(&format!("status code: {status}")))
     }
 
     /// True where trying again cannot help until somebody changes something: rights, credentials, the bucket itself.

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use waystation_lifecycle::bucket::layout::Digest;
 
 use crate::envelope::{self, Bad, Limits, Opened};
+use crate::sign::SigningKey;
 
 /// Objects larger than this are verified on a thread that may block; smaller ones take less than a millisecond.
 const INLINE_BYTES: usize = 256 << 10;
@@ -19,12 +20,21 @@ const REFUSED_OBJECTS: usize = 65_536;
 #[derive(Debug, Clone)]
 pub struct Verifier {
     limits: Limits,
+    signing: Option<Arc<SigningKey>>,
     refused: Arc<Refused>,
 }
 
 impl Verifier {
-    pub(crate) fn new(limits: Limits, refused: Arc<Refused>) -> Verifier {
-        Verifier { limits, refused }
+    pub(crate) fn new(
+        limits: Limits,
+        signing: Option<Arc<SigningKey>>,
+        refused: Arc<Refused>,
+    ) -> Verifier {
+        Verifier {
+            limits,
+            signing,
+            refused,
+        }
     }
 
     /// What an object may hold.
@@ -37,7 +47,7 @@ impl Verifier {
     /// # Errors
     /// Why the object is not to be used. It is a miss.
     pub fn open(&self, key: &Digest, object: &Bytes) -> Result<Opened, Bad> {
-        let opened = envelope::open(key, object, &self.limits)?;
+        let opened = envelope::open_signed(key, object, &self.limits, self.signing.as_deref())?;
         if self.refused.contains(key, &opened.checksum) {
             return Err(Bad::Refused);
         }

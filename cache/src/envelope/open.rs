@@ -5,7 +5,7 @@ use std::io::Read;
 use super::*;
 
 /// No entry has more rows in its table than there are kinds.
-const MAX_SECTIONS: u32 = 4;
+const MAX_SECTIONS: u32 = 5;
 
 /// What is reserved at once for a section that is being decompressed, beyond a multiple of what is really there.
 const RESERVE_BYTES: u64 = 1 << 20;
@@ -19,6 +19,19 @@ const RESERVE_RATIO: u64 = 16;
 /// # Errors
 /// [`Bad`] for anything that is not, to the last bit, an entry of this format, of this key and within the limits.
 pub fn open(key: &Digest, object: &Bytes, limits: &Limits) -> Result<Opened, Bad> {
+    open_signed(key, object, limits, None)
+}
+
+/// [`open`], where entries have to be signed with a key if one is given.
+///
+/// # Errors
+/// As [`open`], and [`Bad::Signature`].
+pub fn open_signed(
+    key: &Digest,
+    object: &Bytes,
+    limits: &Limits,
+    signing: Option<&SigningKey>,
+) -> Result<Opened, Bad> {
     let actual = object.len() as u64;
     if actual > limits.object {
         return Err(Bad::TooLarge {
@@ -55,6 +68,17 @@ pub fn open(key: &Digest, object: &Bytes, limits: &Limits) -> Result<Opened, Bad
         return Err(Bad::WrongKey { found });
     }
     let sections = sections(object, count, limits)?;
+    if let Some(signing) = signing {
+        let last = sections.last();
+        let Some(signature) = last.filter(|section| section.kind == Kind::Signature) else {
+            return Err(Bad::Signature("is not signed"));
+        };
+        // The sections fill the object, so this is where the last of them begins.
+        let (message, _) = covered.split_at(covered.len() - signature.stored.len());
+        if !signing.verifies(message, &signature.stored) {
+            return Err(Bad::Signature("is signed with another key"));
+        }
+    }
     assemble(&sections, limits, actual, computed)
 }
 

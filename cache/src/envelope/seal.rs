@@ -20,6 +20,20 @@ pub fn seal(
     provenance: &Provenance,
     limits: &Limits,
 ) -> Result<Bytes, SealError> {
+    seal_signed(key, entry, provenance, limits, None)
+}
+
+/// [`seal`], signed if a key is given.
+///
+/// # Errors
+/// As [`seal`], and [`SealError::NoSignature`] for a key that does not sign.
+pub fn seal_signed(
+    key: &Digest,
+    entry: &Entry,
+    provenance: &Provenance,
+    limits: &Limits,
+    signing: Option<&SigningKey>,
+) -> Result<Bytes, SealError> {
     let provenance = serde_json::to_vec(provenance).map_err(|error| SealError::Encode {
         section: Kind::Provenance.name(),
         reason: error.to_string(),
@@ -32,6 +46,16 @@ pub fn seal(
     ];
     if let Some(text) = &entry.text {
         sections.push(Section::new(Kind::Text, text.as_bytes(), limits)?);
+    }
+    let unsigned = vec![0; signing.map_or(0, SigningKey::signature_bytes)];
+    if signing.is_some() {
+        // Its place; what it is follows from all that is before it.
+        sections.push(Section {
+            kind: Kind::Signature,
+            encoding: ENCODING_RAW,
+            decoded_bytes: unsigned.len() as u64,
+            stored: unsigned.as_slice().into(),
+        });
     }
 
     let table = sections.len() * ROW_BYTES;
@@ -59,6 +83,13 @@ pub fn seal(
     }
     for section in &sections {
         out.extend_from_slice(&section.stored);
+    }
+    if let Some(signing) = signing {
+        let before = out.len() - unsigned.len();
+        let signature = signing.sign(&out[..before]).ok_or(SealError::NoSignature)?;
+        debug_assert_eq!(signature.len(), unsigned.len());
+        out.truncate(before);
+        out.extend_from_slice(&signature);
     }
     let checksum: Digest = Sha256::digest(&out).into();
     out.extend_from_slice(&checksum);

@@ -318,6 +318,41 @@ fn limits_hold_on_both_ways() {
 }
 
 #[test]
+fn a_signature_is_asked_for_where_a_key_is_given() {
+    let key = |byte: u8| SigningKey::parse(&[byte; 32]).unwrap();
+    let limits = Limits::default();
+    let (ours, theirs) = (key(1), key(2));
+    let signed = seal_signed(&KEY, &entry(), &provenance(), &limits, Some(&ours)).unwrap();
+    let opened = open_signed(&KEY, &signed, &limits, Some(&ours)).unwrap();
+    assert_eq!(opened.entry, read(entry(), &signed));
+    assert!(open(&KEY, &signed, &limits).is_ok(), "nobody looks");
+    for (object, signing) in [(&signed, &theirs), (&sealed(), &ours)] {
+        let bad = open_signed(&KEY, object, &limits, Some(signing)).unwrap_err();
+        assert!(matches!(bad, Bad::Signature(_)), "{bad}");
+        assert_eq!(bad.reason(), "signature");
+    }
+}
+
+/// Who can write to the bucket makes length and checksum right, and has not the key.
+#[test]
+fn a_signed_entry_that_was_changed_is_refused_whatever_was_changed() {
+    let limits = Limits::default();
+    let key = SigningKey::parse(&[1; 32]).unwrap();
+    let signed = seal_signed(&KEY, &entry(), &provenance(), &limits, Some(&key)).unwrap();
+    for at in 0..signed.len() - CHECKSUM_BYTES {
+        let mut object = signed.to_vec();
+        object[at] ^= 0x10;
+        object.truncate(signed.len() - CHECKSUM_BYTES);
+        let checksum: Digest = Sha256::digest(&object).into();
+        object.extend_from_slice(&checksum);
+        assert!(
+            open_signed(&KEY, &object.into(), &limits, Some(&key)).is_err(),
+            "byte {at}"
+        );
+    }
+}
+
+#[test]
 fn an_entry_without_an_executable_is_no_entry() {
     let empty = Entry {
         executable: Bytes::new(),

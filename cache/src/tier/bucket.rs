@@ -3,13 +3,16 @@
 //! * A key has [`SLOTS`] names. A reader takes slot 0. Where that is absent or bad, it lists the key's folder once and
 //!   tries the others, newest first. So an absent key costs two requests, and a repaired one three.
 //! * A writer creates the first slot that is free. Where a slot is taken it reads what is there: a good entry is as
-//!   good as its own; a bad one is left lying, and the next slot taken. Nothing is ever written over or deleted, so
-//!   the right to create is enough, repair included.
+//!   good as its own; a bad one is left lying, and the next slot taken. Nothing is ever written over, so the right to
+//!   create is enough, repair included. Where the right to delete is there, rubbish is removed and its slot taken.
+//! * An entry that is used and has reached half its age is created again in a free slot. The old one goes by its age,
+//!   so that a slot is free again by the time the new one is old.
 //! * An object that appears, changes or goes between two requests is a miss at worst.
 //! * A write that timed out may have happened. The next attempt finds it, by the same rule.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -18,12 +21,12 @@ use object_store::path::Path;
 use object_store::{
     Error, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
 };
-use tracing::warn;
+use tracing::{debug, warn};
 use waystation_lifecycle::bucket::Bucket;
 use waystation_lifecycle::bucket::layout::{self, SLOTS};
 
-use super::{Found, Look, Put, Tier, TierError, within};
-use crate::config::Config;
+use super::{Found, Look, Put, Renewed, Terms, Tier, TierError, chain, within};
+use crate::config::{Config, Renewal};
 use crate::counters::Counters;
 use crate::envelope::{Bad, Opened};
 use crate::key::Key;
@@ -39,6 +42,8 @@ pub struct BucketTier {
     write_deadline: Duration,
     counters: Arc<Counters>,
     bad_warning: Quiet,
+    /// Cleared by the first removal that the store does not allow.
+    may_remove: AtomicBool,
 }
 
 impl BucketTier {
@@ -55,6 +60,7 @@ impl BucketTier {
             write_deadline: config.write_deadline,
             counters,
             bad_warning: Quiet::default(),
+            may_remove: AtomicBool::new(config.remove_bad),
         }
     }
 
@@ -163,12 +169,8 @@ impl BucketTier {
     async fn publish(&self, key: &Key, sealed: &Bytes) -> Result<Put, TierError> {
         for slot in 0..SLOTS {
             let path = layout::executable(key.digest(), slot);
-            let payload = PutPayload::from_bytes(sealed.clone());
-            let options = PutOptions::from(PutMode::Create);
-            match self.store().put_opts(&path, payload, options).await {
-                Ok(_) => return Ok(Put::Created),
-                Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {}
-                Err(error) => return Err(error.into()),
+            if self.create(&path, sealed).await? {
+                return Ok(Put::Created);
             }
             // Swept in between? Then the next slot is as good.
             let Some((_, object)) = self.fetch(&path).await? else {
@@ -184,8 +186,87 @@ impl BucketTier {
                 Err(bad) => bad,
             };
             self.refuse(&path, &bad);
+            if bad.is_rubbish() && self.remove(&path).await && self.create(&path, sealed).await? {
+                return Ok(Put::Created);
+            }
         }
         Ok(Put::NoRoom)
+    }
+
+    /// False where the name is taken.
+    async fn create(&self, path: &Path, object: &Bytes) -> Result<bool, TierError> {
+        let payload = PutPayload::from_bytes(object.clone());
+        let options = PutOptions::from(PutMode::Create);
+        match self.store().put_opts(path, payload, options).await {
+            Ok(_) => Ok(true),
+            Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// True when a bad object is gone.
+    async fn remove(&self, path: &Path) -> bool {
+        if !self.may_remove.load(Relaxed) {
+            return false;
+        }
+        match self.store().delete(path).await {
+            Ok(()) => {
+                self.counters.bad_removed.one();
+                true
+            }
+            Err(error) => {
+                let error = TierError::from(error);
+                if error.is_permanent() {
+                    self.may_remove.store(false, Relaxed);
+                    debug!(error = %chain(&error), "bad entries are left where they are");
+                }
+                false
+            }
+        }
+    }
+
+    async fn let_live(
+        &self,
+        key: &Key,
+        found: &Found,
+        terms: &Terms,
+    ) -> Result<Renewed, TierError> {
+        let folder = layout::executable_folder(key.digest());
+        let mut slots = Vec::new();
+        let mut names = self.store().list(Some(&folder));
+        while let Some(meta) = names.try_next().await? {
+            if let Some(slot) = layout::slot_of(&meta.location) {
+                slots.push((slot, SystemTime::from(meta.last_modified), meta.location));
+            }
+            if slots.len() >= usize::from(SLOTS) {
+                break;
+            }
+        }
+        if let Renewal::Touch(touch) = &terms.renewal {
+            for (_, written, path) in slots {
+                if Some(written) == found.written {
+                    touch.touch(&path).await.map_err(TierError::Touch)?;
+                    return Ok(Renewed::Done);
+                }
+            }
+            return Ok(Renewed::Present);
+        }
+        let now = SystemTime::now();
+        let is_young = |written: &SystemTime| {
+            now.duration_since(*written).unwrap_or_default() <= terms.older_than
+        };
+        if slots.iter().any(|(_, written, _)| is_young(written)) {
+            return Ok(Renewed::Present);
+        }
+        let free = (0..SLOTS).find(|free| slots.iter().all(|(slot, ..)| slot != free));
+        let Some(free) = free else {
+            return Ok(Renewed::NoRoom);
+        };
+        let path = layout::executable(key.digest(), free);
+        Ok(match self.create(&path, &found.object).await? {
+            true => Renewed::Done,
+            false => Renewed::Present,
+        })
     }
 }
 
@@ -201,5 +282,9 @@ impl Tier for BucketTier {
 
     async fn put(&self, key: &Key, sealed: &Bytes) -> Result<Put, TierError> {
         within(self.write_deadline, self.publish(key, sealed)).await
+    }
+
+    async fn renew(&self, key: &Key, found: &Found, terms: &Terms) -> Result<Renewed, TierError> {
+        within(self.write_deadline, self.let_live(key, found, terms)).await
     }
 }

@@ -92,6 +92,7 @@ async fn when_every_slot_is_bad_the_job_goes_on_without() {
     assert_eq!(cache.shutdown(LONG).await, 0);
     let counts = cache.counters();
     assert_eq!((counts.bucket_writes, counts.bucket_write_errors), (0, 1));
+    assert_eq!(counts.bucket_writes_no_room, 1);
     assert_eq!(
         counts.bad_entries, 8,
         "each slot once on reading and once on writing"

@@ -169,6 +169,53 @@ async fn a_write_that_keeps_failing_is_given_up_and_the_next_one_tried() {
 }
 
 #[tokio::test]
+async fn a_write_that_is_asked_to_wait_is_not_lost() {
+    let temp = tempfile::tempdir().unwrap();
+    let (store, config) = faulty(temp.path());
+    let storm = 5 * config.write_attempts as usize;
+    let cache = Cache::open(config);
+    store.break_writes(vec![Fault::Busy; storm]);
+    ask(&cache, &Compiler::default(), "a").await;
+    assert_eq!(cache.flush(LONG).await, 0);
+    let counts = cache.counters();
+    assert_eq!(counts.bucket_rate_limited, storm as u64);
+    assert_eq!((counts.bucket_writes, counts.bucket_write_errors), (1, 0));
+}
+
+#[tokio::test]
+async fn rubbish_is_removed_where_that_is_allowed_and_asked_for_once_where_not() {
+    for is_allowed in [true, false] {
+        let temp = tempfile::tempdir().unwrap();
+        let programs = ["a", "b", "c"];
+        fill(temp.path(), &programs).await;
+        for file in kit::files(temp.path()) {
+            std::fs::write(file, b"rubbish").unwrap();
+        }
+        let (store, config) = faulty(temp.path());
+        store.deny_deletes.store(!is_allowed, Ordering::SeqCst);
+        let cache = Cache::open(Config {
+            remove_bad: true,
+            ..config
+        });
+        let compiler = Compiler::default();
+        for program in programs {
+            assert_eq!(ask(&cache, &compiler, program).await, Origin::Compiled);
+            assert_eq!(cache.flush(LONG).await, 0);
+        }
+        let counts = cache.counters();
+        assert_eq!((counts.bucket_writes, counts.bucket_write_errors), (3, 0));
+        let (removed, asked, files) = if is_allowed { (3, 3, 3) } else { (0, 1, 6) };
+        assert_eq!(counts.bad_removed, removed);
+        assert_eq!(store.delete_count.load(Ordering::SeqCst), asked);
+        assert_eq!(kit::files(temp.path()).len(), files);
+        let next = kit::cache(temp.path());
+        for program in programs {
+            assert_eq!(ask(&next, &compiler, program).await, Origin::Bucket);
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_write_that_is_not_allowed_is_not_repeated() {
     let temp = tempfile::tempdir().unwrap();
     let (store, config) = faulty(temp.path());

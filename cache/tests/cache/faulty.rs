@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use futures::StreamExt;
@@ -21,6 +21,8 @@ pub(crate) enum Fault {
     Fails,
     /// The request is not allowed.
     Denied,
+    /// The store asks for patience, in the words of its client.
+    Busy,
     /// No answer ever comes, and it has not happened.
     Hangs,
     /// It has happened, and is reported as failed.
@@ -42,6 +44,8 @@ pub(crate) struct Faulty {
     reads: Mutex<VecDeque<Fault>>,
     writes: Mutex<VecDeque<Fault>>,
     claims: Mutex<VecDeque<Fault>>,
+    pub(crate) deny_deletes: AtomicBool,
+    pub(crate) delete_count: AtomicUsize,
     pub(crate) read_count: AtomicUsize,
     pub(crate) write_count: AtomicUsize,
 }
@@ -53,6 +57,8 @@ impl Faulty {
             reads: Mutex::default(),
             writes: Mutex::default(),
             claims: Mutex::default(),
+            deny_deletes: AtomicBool::new(false),
+            delete_count: AtomicUsize::new(0),
             read_count: AtomicUsize::new(0),
             write_count: AtomicUsize::new(0),
         }
@@ -87,6 +93,16 @@ fn failed() -> Error {
     }
 }
 
+/// As `object_store` 0.14 says it.
+fn busy() -> Error {
+    let said = "Error performing PUT http://x in 1s, after 5 retries - \
+                Server returned non-2xx status code: 429 Too Many Requests: ";
+    Error::Generic {
+        store: "faulty",
+        source: said.into(),
+    }
+}
+
 fn denied(path: &Path) -> Error {
     Error::PermissionDenied {
         path: path.to_string(),
@@ -112,6 +128,7 @@ impl ObjectStore for Faulty {
         match fault {
             None => self.inner.put_opts(location, payload, opts).await,
             Some(Fault::Denied) => Err(denied(location)),
+            Some(Fault::Busy) => Err(busy()),
             Some(Fault::Hangs) => std::future::pending().await,
             Some(Fault::HappensAndFails) => {
                 self.inner.put_opts(location, payload, opts).await?;
@@ -139,6 +156,7 @@ impl ObjectStore for Faulty {
         let body = match fault {
             None => return self.inner.get_opts(location, options).await,
             Some(Fault::Denied) => return Err(denied(location)),
+            Some(Fault::Busy) => return Err(busy()),
             Some(Fault::Hangs) => return std::future::pending().await,
             Some(Fault::Truncates | Fault::Breaks | Fault::Vanishes) => {
                 self.inner.get_opts(location, options).await?
@@ -174,6 +192,10 @@ impl ObjectStore for Faulty {
         &self,
         locations: BoxStream<'static, Result<Path>>,
     ) -> BoxStream<'static, Result<Path>> {
+        self.delete_count.fetch_add(1, Ordering::SeqCst);
+        if self.deny_deletes.load(Ordering::SeqCst) {
+            return locations.map(|location| Err(denied(&location?))).boxed();
+        }
         self.inner.delete_stream(locations)
     }
 

@@ -38,6 +38,8 @@ pub(crate) fn entry(program: &str) -> Entry {
 pub(crate) fn config(bucket: Option<Bucket>) -> Config {
     Config {
         location: bucket,
+        // With no more rights than to get, list and create.
+        remove_bad: false,
         claim_wait: Some(Duration::from_millis(200)),
         backoff: Duration::from_millis(5),
         backoff_max: Duration::from_millis(20),

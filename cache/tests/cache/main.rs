@@ -10,5 +10,8 @@ mod faulty;
 mod flights;
 mod killed;
 mod kit;
+mod lives;
+mod loads;
 mod modes;
 mod sharing;
+mod signed;
