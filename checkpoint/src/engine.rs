@@ -37,16 +37,21 @@ pub struct Config {
     pub requests: usize,
     /// The most chunks compressed or decompressed at once.
     pub threads: usize,
+    /// The longest that one object may take to come, whatever the client's own patience. The HTTP client ends requests
+    /// without a byte; a file system that hangs does not end by itself.
+    pub read_timeout: Duration,
 }
 
 impl Default for Config {
-    /// 1 GiB of staging; 64 requests, which hide 30 ms of latency behind 2,000 objects a second; a thread a core.
+    /// 1 GiB of staging; 64 requests, which hide 30 ms of latency behind 2,000 objects a second; a thread a core; half an
+    /// hour for an object, in which 2 GB come at 1 MB/s.
     fn default() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
             host_memory_bytes: 1 << 30,
             requests: 64,
             threads,
+            read_timeout: Duration::from_secs(1800),
         }
     }
 }
@@ -139,19 +144,27 @@ impl Engine {
     ) -> Result<Option<std::result::Result<Bytes, u64>>> {
         let path = folder.path(file)?;
         let _permit = self.shared.requests.acquire().await;
-        let found = match folder.store.get(&path).await {
-            Ok(found) => found,
-            Err(object_store::Error::NotFound { .. }) => return Ok(None),
-            Err(source) => return Err(folder.storage("reading", file, source)),
+        let after = self.shared.config.read_timeout;
+        let read = async {
+            folder.check_regular(file).await?;
+            let found = match folder.store.get(&path).await {
+                Ok(found) => found,
+                Err(object_store::Error::NotFound { .. }) => return Ok(None),
+                Err(source) => return Err(folder.storage("reading", file, source)),
+            };
+            if usize::try_from(found.meta.size).map_or(true, |size| size > most) {
+                return Ok(Some(Err(found.meta.size)));
+            }
+            let bytes = found
+                .bytes()
+                .await
+                .map_err(|source| folder.storage("reading", file, source))?;
+            Ok(Some(Ok(bytes)))
         };
-        if usize::try_from(found.meta.size).map_or(true, |size| size > most) {
-            return Ok(Some(Err(found.meta.size)));
+        match tokio::time::timeout(after, read).await {
+            Ok(read) => read,
+            Err(_) => Err(folder.stuck(file, after)),
         }
-        let bytes = found
-            .bytes()
-            .await
-            .map_err(|source| folder.storage("reading", file, source))?;
-        Ok(Some(Ok(bytes)))
     }
 
     /// Whether there is an object `file` beside the array, at the checkpoint's own level when `top` is set.

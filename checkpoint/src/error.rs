@@ -185,6 +185,24 @@ pub enum Error {
         /// The time given.
         after: Duration,
     },
+    /// One object took longer to come than any should.
+    #[error("reading {object} in {location} was given up after {} s", after.as_secs_f64())]
+    Stuck {
+        /// The object.
+        object: String,
+        /// The checkpoint.
+        location: String,
+        /// The time given.
+        after: Duration,
+    },
+    /// A pipe, socket or device lies where an object should be.
+    #[error("{object} in {location} is no regular file")]
+    NoRegularFile {
+        /// The object.
+        object: String,
+        /// The checkpoint.
+        location: String,
+    },
     /// A part of the work stopped unexpectedly, by a bug or because the process is ending.
     #[error("{operation} {object} in {location} was cut off")]
     CutOff {
@@ -222,10 +240,11 @@ impl Error {
             | Self::ShapeMismatch { .. }
             | Self::DTypeMismatch { .. }
             | Self::MissingChunk { .. }
+            | Self::NoRegularFile { .. }
             | Self::CorruptChunk { .. } => Code::FailedPrecondition,
             Self::OutOfMemory { .. } => Code::ResourceExhausted,
             Self::Location { source, .. } if source.is_usage() => Code::InvalidArgument,
-            Self::Location { .. } | Self::TimedOut { .. } => Code::Unavailable,
+            Self::Location { .. } | Self::TimedOut { .. } | Self::Stuck { .. } => Code::Unavailable,
             Self::Storage { source, .. } => storage_code(source),
             Self::CutOff { .. } => Code::Aborted,
         }

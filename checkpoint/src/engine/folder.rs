@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use object_store::ObjectStore;
 use object_store::path::Path;
@@ -32,6 +33,8 @@ pub(crate) struct Folder {
     name: String,
     /// The checkpoint, for messages.
     location: String,
+    /// Where the store is, if it is a folder of this machine.
+    local: Option<PathBuf>,
 }
 
 impl Engine {
@@ -110,7 +113,12 @@ impl Folder {
     /// The folder of array `name` below `prefix` of an open bucket.
     pub(crate) fn new(bucket: &Bucket, prefix: Path, name: &str, location: &str) -> Result<Self> {
         check(name)?;
+        let local = match bucket.location() {
+            Location::File(path) => Some(path.clone()),
+            _ => None,
+        };
         Ok(Self {
+            local,
             store: Arc::clone(bucket.store()),
             prefix,
             name: name.to_owned(),
@@ -148,6 +156,30 @@ impl Folder {
         Path::parse(&full).map_err(|source| {
             self.storage("naming", file, object_store::Error::InvalidPath { source })
         })
+    }
+
+    /// Refuses what is there but is no regular file: to open a FIFO is to wait for its writer, in a thread that nothing
+    /// can call back. What is not there is for the store to say.
+    pub(super) async fn check_regular(&self, file: &str) -> Result<()> {
+        let Some(root) = &self.local else {
+            return Ok(());
+        };
+        let path = root.join(self.path(file)?.as_ref());
+        match tokio::fs::metadata(path).await {
+            Ok(found) if !found.is_file() && !found.is_dir() => Err(Error::NoRegularFile {
+                object: self.object(file),
+                location: self.location(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn stuck(&self, file: &str, after: Duration) -> Error {
+        Error::Stuck {
+            object: self.object(file),
+            location: self.location(),
+            after,
+        }
     }
 
     pub(crate) fn storage(

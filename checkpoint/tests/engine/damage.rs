@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use object_store::{ObjectStoreExt as _, PutPayload, path::Path};
-use waystation_checkpoint::{Error, IndexDomain, within};
-use waystation_lifecycle::bucket::Bucket;
+use waystation_checkpoint::{Config, Engine, Error, IndexDomain, within};
+use waystation_lifecycle::bucket::{Bucket, Location};
 use waystation_proto::tensorflow::error::Code;
 use waystation_proto::xla::PrimitiveType;
 
@@ -287,6 +287,48 @@ async fn a_failed_write_fails_the_save_and_names_the_object() {
         );
         assert_eq!(error.code(), Code::Unavailable);
     }
+}
+
+#[tokio::test]
+async fn what_is_no_regular_file_is_refused_and_not_waited_for() {
+    let (folder, array) = (tempfile::tempdir().unwrap(), Array::new(&DIMS));
+    let location = Location::File(folder.path().to_owned());
+    let bucket = Bucket::open(&location).unwrap();
+    let save = to_save("here", "w", &DIMS, &[2, 4]);
+    for object in ["w/0.0", "w/.zarray"] {
+        let pieces = array.pieces(&boxes(&DIMS, &[2, 4]));
+        engine()
+            .save_to(&bucket, &save, pieces, true)
+            .await
+            .unwrap();
+        assert!(restored(&bucket).await.is_ok());
+        let path = folder.path().join(object);
+        std::fs::remove_file(&path).unwrap();
+        let mode = rustix::fs::Mode::RWXU;
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let error = restored(&bucket).await.unwrap_err();
+        assert!(matches!(error, Error::NoRegularFile { .. }), "{error}");
+        assert!(error.to_string().contains(object), "{error}");
+        assert_eq!(error.code(), Code::FailedPrecondition);
+    }
+}
+
+#[tokio::test]
+async fn an_object_that_never_comes_is_given_up() {
+    let (store, _) = saved().await;
+    let engine = Engine::new(Config {
+        read_timeout: Duration::from_millis(20),
+        ..Config::default()
+    });
+    let asked = [IndexDomain::whole(&DIMS)];
+    let restore = to_restore("here", "w", &DIMS);
+    let error = engine
+        .restore_from(&store.stalled().bucket(), &restore, &asked)
+        .await
+        .unwrap_err();
+    assert!(matches!(error, Error::Stuck { .. }), "{error}");
+    assert!(error.to_string().contains("w/.zarray"), "{error}");
+    assert_eq!(error.code(), Code::Unavailable);
 }
 
 #[tokio::test]

@@ -199,6 +199,7 @@ async fn many_arrays_at_once_stay_within_small_limits_and_finish() {
         host_memory_bytes: 1,
         requests: 1,
         threads: 1,
+        ..waystation_checkpoint::Config::default()
     });
     let (store, dims) = (Counting::new(), [64, 64]);
     let array = Array::new(&dims);

@@ -55,6 +55,7 @@ pub(crate) fn engine() -> Engine {
         host_memory_bytes: 1 << 20,
         requests: 8,
         threads: 2,
+        ..Config::default()
     })
 }
 
