@@ -71,7 +71,11 @@ impl Cluster {
         Self::start_changed(workers, devices, change, |_| {}).await
     }
 
-    async fn start_changed(
+    /// Like [`Self::start`], with both changed.
+    ///
+    /// # Panics
+    /// As [`Self::start`].
+    pub async fn start_changed(
         workers: u32,
         devices: i64,
         change_worker: impl Fn(&mut waystation_worker::Config),

@@ -4,6 +4,7 @@
 //! protocol. The run changes most of them (numbers, handles, nested serialized messages, whole fields, single bytes),
 //! sends them and counts what came back. A [`Witness`] works on in another session meanwhile and checks its results.
 
+pub mod folders;
 pub mod mutate;
 pub mod random;
 pub mod report;
@@ -16,14 +17,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::FutureExt as _;
 use prost::Message as _;
+use tokio::task::JoinSet;
 use waystation_client::{Error, Pending};
 use waystation_proto::xla::ifrt::proxy::{IfrtRequest, RequestMetadata};
 
+pub use self::{folders::Folders, report::Report, scene::Scene, witness::Witness};
 use self::{
     random::Random,
     scene::{COMPILE, KINDS},
 };
-pub use self::{report::Report, scene::Scene, witness::Witness};
 
 /// Requests of one session, before the next one starts afresh.
 const SESSION_REQUESTS: usize = 64;
@@ -32,6 +34,12 @@ const DECODABLE_TRIES: usize = 8;
 /// How long the answers of a session are waited for that come late or never. What waits for bytes nobody stores is
 /// answered by the session's end alone.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
+
+/// How long a call outside the stream may take; the longest waits for files, within a few seconds.
+const CALL_ANSWER: Duration = Duration::from_secs(60);
+
+/// Sessions that may wait for their last answers while another one goes on.
+const SESSIONS_ENDING: usize = 4;
 
 /// What to send.
 #[derive(Clone, Copy, Debug)]
@@ -59,16 +67,17 @@ impl Plan {
     }
 }
 
-/// Sends the plan's requests to the server at `host:port`.
+/// Sends the plan's requests to the server at `host:port`, which takes large transfers from the folder for them.
 ///
 /// # Errors
 /// When the server does not take a new session or no longer answers good requests at a session's start.
-pub async fn run(address: &str, plan: Plan) -> Result<Report, Error> {
+pub async fn run(address: &str, folders: &Folders, plan: Plan) -> Result<Report, Error> {
     let mut random = Random::new(plan.seed);
     let mut report = Report::new(plan.seed);
     let mut sent = 0;
+    let mut ending = JoinSet::new();
     while sent < plan.requests {
-        let mut scene = Scene::open(address).await?;
+        let mut scene = Scene::open(address, folders).await?;
         report.sessions += 1;
         let mut waiting = Vec::new();
         for _ in 0..SESSION_REQUESTS.min(plan.requests - sent) {
@@ -83,7 +92,7 @@ pub async fn run(address: &str, plan: Plan) -> Result<Report, Error> {
                 report.unmade += 1;
                 continue;
             };
-            let name = scene::name(&seed);
+            let (name, label) = (scene::name(&seed), scene.label(&seed));
             let op_id = scene.client.op_id();
             let message = IfrtRequest {
                 request_metadata: Some(RequestMetadata {
@@ -103,27 +112,42 @@ pub async fn run(address: &str, plan: Plan) -> Result<Report, Error> {
             // The server decodes with the same code.
             let (decoded, op_id) = match IfrtRequest::decode(bytes.clone()) {
                 Ok(message) => {
-                    report.decoded(name, message.request.as_ref().map(scene::name));
+                    let same = message.request.as_ref().map(scene::name) == Some(name);
+                    report.decoded(label, same);
                     let op_id = message.request_metadata.unwrap_or_default().op_id;
                     (true, op_id)
                 }
                 Err(_) => {
-                    report.undecodable(name);
+                    report.undecodable(label);
                     (false, 0)
                 }
             };
             let pending = scene.client.send_encoded(op_id, bytes).await;
             if decoded {
-                waiting.push((name, pending));
+                waiting.push((label, pending));
             }
             if random.one_in(8) {
-                report.data(scene.data_call(&mut random).await);
+                let call = scene.call(&mut random);
+                let answer = tokio::time::timeout(CALL_ANSWER, call).await;
+                report.call(answer.unwrap_or(("a call without an answer", -1)));
             }
             if !scene.client.is_open() {
                 break;
             }
         }
-        collect(&scene, waiting, &mut report).await;
+        // The next session need not wait for what this one waits for in vain.
+        while ending.len() >= SESSIONS_ENDING
+            && let Some(answers) = ending.join_next().await
+        {
+            report.answers(answers.unwrap_or_default());
+        }
+        ending.spawn(collect(scene, waiting));
+        if report.sessions.is_multiple_of(100) {
+            eprintln!("{sent} of {} requests sent", plan.requests);
+        }
+    }
+    while let Some(answers) = ending.join_next().await {
+        report.answers(answers.unwrap_or_default());
     }
     Ok(report)
 }
@@ -159,16 +183,27 @@ fn change(message: &IfrtRequest, scene: &mut Scene, plan: Plan, random: &mut Ran
     bytes.into()
 }
 
-async fn collect(scene: &Scene, waiting: Vec<(&'static str, Pending)>, report: &mut Report) {
+/// The answers of a session, which ends here; those that do not come are `None`.
+async fn collect(
+    scene: Scene,
+    waiting: Vec<(&'static str, Pending)>,
+) -> Vec<(&'static str, Option<i32>)> {
     let deadline = tokio::time::Instant::now() + LAST_ANSWERS;
     // Answered in the order of the stream: what can be answered at once has been answered before it.
     let _ = scene.client.call(scene.fence()).await;
+    let mut answers = Vec::with_capacity(waiting.len());
     for (name, pending) in waiting {
         let mut answer = Box::pin(pending.wait());
         let answer = match answer.as_mut().now_or_never() {
             Some(answer) => Some(answer),
             None => tokio::time::timeout_at(deadline, answer).await.ok(),
         };
-        report.answer(name, answer.as_ref());
+        let code = match answer {
+            Some(Ok(_)) => Some(0),
+            Some(Err(error)) => error.code(),
+            None => None,
+        };
+        answers.push((name, code));
     }
+    answers
 }

@@ -8,7 +8,10 @@ use std::{
 
 use waystation_tests::{
     abuse,
-    fuzz::{self, Plan, Witness, scene::KINDS},
+    fuzz::{
+        self, Folders, Plan, Witness,
+        scene::{KINDS, VARIANTS},
+    },
     processes::{Process, Processes},
 };
 
@@ -22,8 +25,9 @@ fn python() -> PathBuf {
     }
 }
 
-fn start(folder: &Path) -> Processes {
-    let flags = ["--pjrt_plugin=cpu", "--devices_per_worker=2"];
+fn start(folder: &Path, more: &[&str]) -> Processes {
+    let mut flags = vec!["--pjrt_plugin=cpu", "--devices_per_worker=2"];
+    flags.extend(more);
     Processes::start(
         Path::new(env!("CARGO_BIN_EXE_waystation")),
         &python(),
@@ -58,7 +62,13 @@ fn parts(cluster: &Processes) -> Vec<(String, Process)> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn damaged_requests_leave_every_process_as_it_was() {
     let folder = tempfile::tempdir().expect("a folder");
-    let cluster = start(folder.path());
+    let shared = tempfile::tempdir().expect("a folder");
+    let folders = Folders::new(shared.path());
+    let large_transfers = folders.large_transfers().display().to_string();
+    let cluster = start(
+        folder.path(),
+        &["--large_transfer_directory", &large_transfers],
+    );
     let plan = Plan::from_environment(1000);
     // What is kept for good (programs, threads, pools) is there after the first run.
     let warm = Plan {
@@ -66,20 +76,29 @@ async fn damaged_requests_leave_every_process_as_it_was() {
         requests: 500.max(plan.requests / 4),
         ..plan
     };
-    fuzz::run(&cluster.proxy, warm).await.expect("served");
+    fuzz::run(&cluster.proxy, &folders, warm)
+        .await
+        .expect("served");
     cluster.wait_until_empty(0);
     let before = parts(&cluster);
     assert_eq!(before.len(), 3, "{before:?}");
 
     let witness = Witness::start(&cluster.proxy).await.expect("a witness");
-    let report = fuzz::run(&cluster.proxy, plan).await;
+    let report = fuzz::run(&cluster.proxy, &folders, plan).await;
     witness.more(1).await;
     let rounds = witness.end().await;
     let report = report.expect("the server takes sessions and good requests to the end");
     eprintln!("{report}the other session did {rounds:?} rounds meanwhile");
     assert!(rounds.expect("every result of the other session is right") > 0);
     assert!(report.decoded_total() * 2 >= report.sent());
-    assert_eq!(report.kinds().len(), KINDS, "a kind of request is missing");
+    assert_eq!(
+        report.kinds().len(),
+        KINDS + VARIANTS,
+        "a kind of request is missing: {:?}",
+        report.kinds()
+    );
+    assert_eq!(report.called("a call without an answer", -1), 0);
+    folders.untouched().expect("what lies outside");
     assert_eq!(report.with_code(15), 0, "DATA_LOSS: a worker was lost");
     cluster.wait_until_empty(0);
     assert_unharmed(&cluster, &before);
@@ -96,7 +115,7 @@ fn count(variable: &str, n: usize) -> usize {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_clients_leave_every_process_as_it_was() {
     let folder = tempfile::tempdir().expect("a folder");
-    let cluster = start(folder.path());
+    let cluster = start(folder.path(), &[]);
     let address = cluster.proxy.as_str();
     let sessions = count("WAYSTATION_ABUSE_SESSIONS", 50);
     let witness = Witness::start(address).await.expect("a witness");

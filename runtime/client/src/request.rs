@@ -59,14 +59,19 @@ pub fn make_array(
     })
 }
 
+/// The type of an array of strings.
+pub fn string_type() -> Option<DTypeProto> {
+    Some(DTypeProto {
+        version_number: 0,
+        kind: Kind::String as i32,
+    })
+}
+
 /// An array of the host buffer's strings, whole on each of the devices. The array's handle is the buffer's.
 pub fn make_strings(handle: u64, dims: &[i64], devices: &[i32]) -> Request {
     let mut request = make_array(handle, dims, devices, None);
     if let Request::MakeArrayFromHostBufferRequest(request) = &mut request {
-        request.dtype = Some(DTypeProto {
-            version_number: 0,
-            kind: Kind::String as i32,
-        });
+        request.dtype = string_type();
     }
     request
 }

@@ -8,7 +8,7 @@ use super::{
 /// The most times that a field is repeated.
 const MAX_COPIES: usize = 4096;
 /// Numbers at which sizes, shapes, strides and enums go wrong.
-const EDGES: [i64; 24] = [
+pub(super) const EDGES: [i64; 24] = [
     0,
     1,
     -1,

@@ -2,8 +2,6 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use waystation_client::{Error, Response};
-
 /// Counts of one kind of request.
 #[derive(Clone, Debug, Default)]
 struct Kind {
@@ -27,7 +25,7 @@ pub struct Report {
     /// Requests that decode as another kind, or as none.
     pub other_kind: u64,
     kinds: BTreeMap<&'static str, Kind>,
-    data: BTreeMap<(&'static str, i32), u64>,
+    calls: BTreeMap<(&'static str, i32), u64>,
 }
 
 impl Report {
@@ -39,34 +37,32 @@ impl Report {
             unmade: 0,
             other_kind: 0,
             kinds: BTreeMap::new(),
-            data: BTreeMap::new(),
+            calls: BTreeMap::new(),
         }
     }
 
-    pub(super) fn decoded(&mut self, kind: &'static str, becomes: Option<&'static str>) {
+    pub(super) fn decoded(&mut self, kind: &'static str, same: bool) {
         self.kinds.entry(kind).or_default().decoded += 1;
-        self.other_kind += u64::from(becomes != Some(kind));
+        self.other_kind += u64::from(!same);
     }
 
     pub(super) fn undecodable(&mut self, kind: &'static str) {
         self.kinds.entry(kind).or_default().undecodable += 1;
     }
 
-    pub(super) fn answer(&mut self, kind: &'static str, answer: Option<&Result<Response, Error>>) {
-        let kind = self.kinds.entry(kind).or_default();
-        let code = match answer {
-            Some(Ok(_)) => Some(0),
-            Some(Err(error)) => error.code(),
-            None => None,
-        };
-        match code {
-            Some(code) => *kind.codes.entry(code).or_default() += 1,
-            None => kind.unanswered += 1,
+    /// Codes by kind; `None` where no answer came.
+    pub(super) fn answers(&mut self, answers: Vec<(&'static str, Option<i32>)>) {
+        for (kind, code) in answers {
+            let kind = self.kinds.entry(kind).or_default();
+            match code {
+                Some(code) => *kind.codes.entry(code).or_default() += 1,
+                None => kind.unanswered += 1,
+            }
         }
     }
 
-    pub(super) fn data(&mut self, call: (&'static str, i32)) {
-        *self.data.entry(call).or_default() += 1;
+    pub(super) fn call(&mut self, call: (&'static str, i32)) {
+        *self.calls.entry(call).or_default() += 1;
     }
 
     /// Requests sent.
@@ -79,19 +75,24 @@ impl Report {
         self.kinds.values().map(|k| k.decoded).sum()
     }
 
-    /// Answers with one status code, of requests and of data calls.
+    /// Answers with one status code, of requests and of calls.
     pub fn with_code(&self, code: i32) -> u64 {
         let requests: u64 = self.kinds.values().filter_map(|k| k.codes.get(&code)).sum();
-        let data: u64 = self
-            .data
+        let calls: u64 = self
+            .calls
             .iter()
             .filter(|((_, c), _)| *c == code)
             .map(|(_, count)| count)
             .sum();
-        requests + data
+        requests + calls
     }
 
-    /// The kinds that were sent and decoded.
+    /// How often a call outside the stream had this code.
+    pub fn called(&self, call: &'static str, code: i32) -> u64 {
+        self.calls.get(&(call, code)).copied().unwrap_or_default()
+    }
+
+    /// The kinds that were sent and decoded, and their variants.
     pub fn kinds(&self) -> Vec<&'static str> {
         self.kinds
             .iter()
@@ -115,13 +116,13 @@ impl fmt::Display for Report {
         )?;
         writeln!(
             f,
-            "{:50} {:>8} {:>8} {:>8}  answers by code",
+            "{:52} {:>8} {:>8} {:>8}  answers by code",
             "kind", "decoded", "damaged", "open"
         )?;
         for (name, kind) in &self.kinds {
             write!(
                 f,
-                "{name:50} {:>8} {:>8} {:>8} ",
+                "{name:52} {:>8} {:>8} {:>8} ",
                 kind.decoded, kind.undecodable, kind.unanswered
             )?;
             for (code, count) in &kind.codes {
@@ -129,8 +130,8 @@ impl fmt::Display for Report {
             }
             writeln!(f)?;
         }
-        for ((call, code), count) in &self.data {
-            writeln!(f, "{call:50} {count:>8} {}", code_name(*code))?;
+        for ((call, code), count) in &self.calls {
+            writeln!(f, "{call:52} {count:>8} {}", code_name(*code))?;
         }
         Ok(())
     }
@@ -139,6 +140,7 @@ impl fmt::Display for Report {
 fn code_name(code: i32) -> String {
     match code {
         0 => "OK".to_owned(),
+        -1 => "no answer: the session ended".to_owned(),
         code => format!("{:?}", tonic::Code::from_i32(code)),
     }
 }

@@ -1,48 +1,37 @@
 //! A session with something of everything in it, and a good request of every kind.
 
+mod calls;
 mod parts;
+mod persistence;
+mod requests;
 
 use waystation_client::{Client, Error, Request, Response, request};
-use waystation_proto::{
-    tensorflow::StatusProto,
-    xla::{
-        OpSharding,
-        ifrt::{
-            ArraySpecProto, DTypeProto, RemapPlanProto,
-            d_type_proto::Kind,
-            proto::{ArrayCopySemantics, ByteStrides},
-            proxy::{
-                AssembleArrayFromSingleDeviceArraysRequest, BitcastArraysRequest,
-                CheckFutureRequest, CheckValueReadyRequest, CopyArraysRequest,
-                CopyToHostBufferRequest, DeleteArrayRequest, DestructArrayRequest,
-                DisassembleIntoSingleDeviceArraysRequest, FullyReplicatedShardRequest,
-                GetDefaultDeviceAssignmentRequest, GetDefaultLayoutRequest, InitRequest,
-                IsArrayDeletedRequest, LoadedExecutableCostAnalysisRequest,
-                LoadedExecutableDeleteRequest, LoadedExecutableDestructRequest,
-                LoadedExecutableFetchExecuteResultRequest,
-                LoadedExecutableHumanReadableProgramTextRequest, LoadedExecutableIsDeletedRequest,
-                LoadedExecutableMetadataRequest, LoadedExecutableMpmdCostAnalysisRequest,
-                LoadedExecutableMpmdMetadataRequest, LoadedHostCallbackPollRequest,
-                LoadedHostCallbackReturnRequest, MakeArrayFromHostBufferRequest,
-                MakeArraysFromHostBufferShardsRequest, MakeErrorArraysRequest, RemapArraysRequest,
-                ReshardArraysRequest, loaded_host_callback_return_request,
-                make_arrays_from_host_buffer_shards_request::{
-                    HostBuffer, MakeArraysFromHostBufferShardsSpec, ShardIndices,
-                },
+use waystation_proto::xla::{
+    OpSharding,
+    ifrt::{
+        RemapPlanProto,
+        proto::ByteStrides,
+        proxy::{
+            DeleteArrayRequest, FullyReplicatedShardRequest, IsArrayDeletedRequest,
+            MakeArrayFromHostBufferRequest, MakeArraysFromHostBufferShardsRequest,
+            make_arrays_from_host_buffer_shards_request::{
+                HostBuffer, MakeArraysFromHostBufferShardsSpec, ShardIndices,
             },
-            remap_plan_proto::{InputDevices, InputDevicesForOutput, MappingProto},
         },
+        remap_plan_proto::{InputDevices, InputDevicesForOutput, MappingProto},
     },
 };
 
 pub use self::parts::name;
 use self::parts::{
-    DONATED, REUSE, STEP, WIDE, cut, f32_type, floats, list, plugin_program, row_major, shape, spec,
+    DONATED, REUSE, STEP, Sort, WIDE, cut, f32_type, floats, list, names, shape, spec, words,
 };
-use super::{mutate::Pool, random::Random, wire::Field, witness::DOUBLE};
+use super::{folders::Folders, mutate::Pool, random::Random, wire::Field, witness::DOUBLE};
 
 /// Kinds of requests there are.
 pub const KINDS: usize = 32;
+/// Of which so many are also sent for arrays of strings and plugin programs.
+pub const VARIANTS: usize = 10;
 /// The number of CompileRequest among them.
 pub const COMPILE: usize = 17;
 /// Handles and fields remembered for later requests.
@@ -67,6 +56,12 @@ pub struct Scene {
     program: u64,
     /// Takes `halves`.
     wide: u64,
+    /// Two strings, on both devices.
+    words: u64,
+    /// Plugin programs that write `one` to the bucket and read it.
+    writer: u64,
+    reader: u64,
+    folders: Folders,
 }
 
 impl Scene {
@@ -74,7 +69,7 @@ impl Scene {
     ///
     /// # Errors
     /// When the server refuses any of it.
-    pub async fn open(address: &str) -> Result<Self, Error> {
+    pub async fn open(address: &str, folders: &Folders) -> Result<Self, Error> {
         let client = Client::connect(address).await?;
         let ids = &client.init().primary_device_ids;
         let devices = match ids.as_slice() {
@@ -90,6 +85,10 @@ impl Scene {
             halves: 0,
             program: 0,
             wide: 0,
+            words: 0,
+            writer: 0,
+            reader: 0,
+            folders: folders.clone(),
         };
         scene.program = scene.compile(DOUBLE, &devices[..1]).await?;
         scene.wide = scene.compile(WIDE, &devices).await?;
@@ -104,6 +103,18 @@ impl Scene {
             _ => return Err(Error::WrongReply),
         }
         scene.pool.handles.push(scene.wide);
+        scene.words = scene.handle();
+        let put = scene.make_words(scene.words).await?;
+        scene.client.call(put).await?;
+        let bucket = folders.bucket().display().to_string();
+        let write = persistence::write(&bucket, "array", devices[0]);
+        scene.writer = calls::compile(&scene.client, persistence::compile(&write)).await?;
+        let read = persistence::read(&bucket, "array", devices[0]);
+        scene.reader = calls::compile(&scene.client, persistence::compile(&read)).await?;
+        // What is read later is there.
+        let (write, args) = (scene.writer, [scene.one]);
+        calls::execute(&scene.client, write, &args, &[]).await?;
+        scene.pool.handles.extend([scene.writer, scene.reader]);
         Ok(scene)
     }
 
@@ -115,6 +126,43 @@ impl Scene {
         }
         self.pool.handles.push(handle);
         handle
+    }
+
+    /// The kind of a request, and what it is about.
+    pub fn label(&self, request: &Request) -> &'static str {
+        let strings = match request {
+            Request::MakeArrayFromHostBufferRequest(make) => make.dtype == request::string_type(),
+            Request::CopyToHostBufferRequest(copy) => copy.array_handle == self.words,
+            Request::DisassembleIntoSingleDeviceArraysRequest(apart) => {
+                apart.array_handle == self.words
+            }
+            Request::CopyArraysRequest(copy) => copy.array_handles == [self.words],
+            Request::FullyReplicatedShardRequest(shard) => shard.array_handle == self.words,
+            Request::IsArrayDeletedRequest(deleted) => deleted.array_handle == self.words,
+            Request::ReshardArraysRequest(reshard) => reshard.array_handles == [self.words],
+            Request::AssembleArrayFromSingleDeviceArraysRequest(assemble) => {
+                assemble.dtype == request::string_type()
+            }
+            _ => false,
+        };
+        let plugin = match request {
+            Request::CompileRequest(compile) => compile
+                .program
+                .as_ref()
+                .is_some_and(|program| program.type_name == persistence::PLUGIN_PROGRAM),
+            Request::LoadedExecutableExecuteRequest(execute) => {
+                [self.writer, self.reader].contains(&execute.loaded_executable_handle)
+            }
+            _ => false,
+        };
+        names(
+            request,
+            match (strings, plugin) {
+                (true, _) => Sort::Strings,
+                (_, true) => Sort::Plugin,
+                _ => Sort::Usual,
+            },
+        )
     }
 
     /// Keeps some fields of a request, for later requests to be given by mistake.
@@ -184,6 +232,11 @@ impl Scene {
         ))
     }
 
+    async fn make_words(&mut self, handle: u64) -> Result<Request, Error> {
+        self.client.store(handle, words(&["one", "zwei"])).await?;
+        Ok(request::make_strings(handle, &[2], &self.devices))
+    }
+
     async fn make_arrays(&mut self) -> Result<Request, Error> {
         let buffers = [self.handle(), self.handle()];
         for handle in buffers {
@@ -208,6 +261,15 @@ impl Scene {
                 array_handles: vec![buffers[0]],
             },
         ))
+    }
+
+    /// An array of numbers, or that of strings.
+    fn pick(&self, numbers: u64, random: &mut Random) -> u64 {
+        if random.one_in(3) {
+            self.words
+        } else {
+            numbers
+        }
     }
 
     async fn future(&mut self) -> Result<u64, Error> {
@@ -253,17 +315,18 @@ impl Scene {
     }
 
     async fn execute(&mut self, random: &mut Random) -> Request {
-        let (program, array) = if random.one_in(2) {
-            (self.program, self.one)
-        } else {
-            (self.wide, self.halves)
+        let (program, args) = match random.below(4) {
+            0 => return request::execute(self.writer, &[self.one], &[], 1),
+            1 => (self.reader, Vec::new()),
+            2 => (self.program, vec![self.one]),
+            _ => (self.wide, vec![self.halves]),
         };
         let results = if random.one_in(2) {
             vec![self.handle()]
         } else {
             Vec::new()
         };
-        request::execute(program, &[array], &results, 1)
+        request::execute(program, &args, &results, 1)
     }
 
     /// An execution's status.
@@ -287,236 +350,19 @@ impl Scene {
 
     fn compile_request(&self, random: &mut Random) -> Request {
         match random.below(8) {
-            0 => plugin_program(),
+            0 => {
+                // Where nothing is kept: what becomes of this text may not say where to write.
+                let program = if random.one_in(2) {
+                    persistence::write("memory://", "array", self.devices[0])
+                } else {
+                    persistence::read("memory://", "array", self.devices[0])
+                };
+                persistence::compile(&program)
+            }
             1 | 2 => request::compile(WIDE, &self.devices),
             3 => request::compile(STEP, &self.devices[..1]),
             4 => request::compile(DONATED, &self.devices[..1]),
             _ => request::compile(DOUBLE, &self.devices[..1]),
         }
-    }
-
-    /// A good request of kind `kind` (0 to [`KINDS`]), after what it needs.
-    ///
-    /// # Errors
-    /// When the session has lost what the request needs.
-    #[allow(
-        clippy::too_many_lines,
-        reason = "one arm for each request of the protocol"
-    )]
-    pub async fn request(&mut self, kind: usize, random: &mut Random) -> Result<Request, Error> {
-        Ok(match kind {
-            0 => Request::InitRequest(InitRequest {}),
-            1 => Request::CheckFutureRequest(CheckFutureRequest {
-                future_handle: self.future().await?,
-            }),
-            2 => Request::CheckValueReadyRequest(CheckValueReadyRequest {
-                value_handles: vec![self.one, self.halves],
-            }),
-            3 => {
-                let handle = self.handle();
-                let strides = random.one_in(2).then(|| vec![4]);
-                let mut request = self.make_array(handle, strides).await?;
-                if let Request::MakeArrayFromHostBufferRequest(make) = &mut request
-                    && random.one_in(2)
-                {
-                    make.layout = Some(row_major());
-                }
-                request
-            }
-            4 => self.make_arrays().await?,
-            5 => Request::MakeErrorArraysRequest(MakeErrorArraysRequest {
-                error: Some(StatusProto {
-                    code: 8,
-                    message: "made".to_owned(),
-                    ..Default::default()
-                }),
-                array_specs: vec![spec(&[4], &self.devices[..1], OpSharding::default())],
-                array_handles: vec![self.handle()],
-            }),
-            6 => {
-                let parts = [self.handle(), self.handle()];
-                let apart = DisassembleIntoSingleDeviceArraysRequest {
-                    array_handle: self.halves,
-                    copy_semantics: REUSE,
-                    result_handles: parts.to_vec(),
-                    ..Default::default()
-                };
-                self.client
-                    .call(Request::DisassembleIntoSingleDeviceArraysRequest(apart))
-                    .await?;
-                Request::AssembleArrayFromSingleDeviceArraysRequest(
-                    AssembleArrayFromSingleDeviceArraysRequest {
-                        shape: shape(&[8]),
-                        sharding: Some(request::sharding(&self.devices, cut())),
-                        single_device_array_handles: parts.to_vec(),
-                        copy_semantics: REUSE,
-                        result_handle: self.handle(),
-                        dtype: f32_type(),
-                        ..Default::default()
-                    },
-                )
-            }
-            7 => Request::RemapArraysRequest(RemapArraysRequest {
-                plan: Some(self.remap_plan(random)),
-                array_handles: vec![self.halves],
-                copy_semantics: REUSE,
-                result_handles: vec![self.handle()],
-            }),
-            8 => Request::BitcastArraysRequest(BitcastArraysRequest {
-                array_handles: vec![self.one],
-                array_specs: vec![ArraySpecProto {
-                    dtype: Some(DTypeProto {
-                        version_number: 0,
-                        kind: Kind::S32 as i32,
-                    }),
-                    ..spec(&[4], &self.devices[..1], OpSharding::default())
-                }],
-                copy_semantics: REUSE,
-                result_handles: vec![self.handle()],
-            }),
-            9 => Request::ReshardArraysRequest(ReshardArraysRequest {
-                array_handles: vec![self.halves],
-                array_specs: vec![spec(&[8], &self.devices, OpSharding::default())],
-                copy_semantics: ArrayCopySemantics::AlwaysCopy as i32,
-                result_handles: vec![self.handle()],
-            }),
-            10 => Request::CopyToHostBufferRequest(CopyToHostBufferRequest {
-                array_handle: self.one,
-                byte_strides: random.one_in(2).then(|| ByteStrides { strides: vec![4] }),
-                host_buffer_handle: self.handle(),
-            }),
-            11 => Request::DisassembleIntoSingleDeviceArraysRequest(
-                DisassembleIntoSingleDeviceArraysRequest {
-                    array_handle: self.halves,
-                    copy_semantics: REUSE,
-                    result_handles: vec![self.handle(), self.handle()],
-                    ..Default::default()
-                },
-            ),
-            12 => Request::DeleteArrayRequest(DeleteArrayRequest {
-                array_handle: vec![self.spare().await?],
-            }),
-            13 => Request::CopyArraysRequest(CopyArraysRequest {
-                array_handles: vec![self.halves],
-                device_ids: vec![self.devices[1], self.devices[0]],
-                memory_kind: random.one_in(2).then(String::new),
-                copy_semantics: ArrayCopySemantics::AlwaysCopy as i32,
-                result_handles: vec![self.handle()],
-            }),
-            14 => Request::FullyReplicatedShardRequest(FullyReplicatedShardRequest {
-                array_handle: self.one,
-                copy_semantics: REUSE,
-                result_handle: self.handle(),
-            }),
-            15 => Request::IsArrayDeletedRequest(IsArrayDeletedRequest {
-                array_handle: self.one,
-            }),
-            16 => Request::DestructArrayRequest(DestructArrayRequest {
-                array_handle: vec![self.spare().await?, self.spare().await?],
-            }),
-            COMPILE => self.compile_request(random),
-            18 => Request::LoadedExecutableMetadataRequest(LoadedExecutableMetadataRequest {
-                loaded_executable_handle: self.wide,
-            }),
-            19 => self.execute(random).await,
-            20 => Request::LoadedExecutableFetchExecuteResultRequest(
-                LoadedExecutableFetchExecuteResultRequest {
-                    result_status_handle: self.status().await?,
-                },
-            ),
-            21 => {
-                Request::LoadedExecutableCostAnalysisRequest(LoadedExecutableCostAnalysisRequest {
-                    loaded_executable_handle: self.program,
-                })
-            }
-            22 => Request::LoadedExecutableHumanReadableProgramTextRequest(
-                LoadedExecutableHumanReadableProgramTextRequest {
-                    loaded_executable_handle: self.program,
-                },
-            ),
-            23 => {
-                let devices = self.devices;
-                Request::LoadedExecutableDeleteRequest(LoadedExecutableDeleteRequest {
-                    loaded_executable_handle: self.compile(DOUBLE, &devices[..1]).await?,
-                })
-            }
-            24 => Request::LoadedExecutableIsDeletedRequest(LoadedExecutableIsDeletedRequest {
-                loaded_executable_handle: self.program,
-            }),
-            25 => {
-                let devices = self.devices;
-                Request::LoadedExecutableDestructRequest(LoadedExecutableDestructRequest {
-                    loaded_executable_handle: self.compile(DOUBLE, &devices[..1]).await?,
-                    delete_options: None,
-                })
-            }
-            26 => {
-                Request::LoadedExecutableMpmdMetadataRequest(LoadedExecutableMpmdMetadataRequest {
-                    mpmd_loaded_executable_handle: self.program,
-                })
-            }
-            27 => Request::LoadedExecutableMpmdCostAnalysisRequest(
-                LoadedExecutableMpmdCostAnalysisRequest {
-                    loaded_executable_handle: self.program,
-                },
-            ),
-            28 => Request::LoadedHostCallbackPollRequest(LoadedHostCallbackPollRequest {
-                loaded_host_callback_handle: UNKNOWN,
-                operand_host_buffer_handle: self.handle(),
-            }),
-            29 => Request::LoadedHostCallbackReturnRequest(LoadedHostCallbackReturnRequest {
-                host_callback_execution_handle: UNKNOWN,
-                result: Some(
-                    loaded_host_callback_return_request::Result::ResultHostBufferHandle(UNKNOWN),
-                ),
-            }),
-            30 => Request::GetDefaultDeviceAssignmentRequest(GetDefaultDeviceAssignmentRequest {
-                num_replicas: 1,
-                num_partitions: 2,
-            }),
-            _ => Request::GetDefaultLayoutRequest(GetDefaultLayoutRequest {
-                dtype: f32_type(),
-                dims: vec![4, 8],
-                device_id: self.devices[0],
-                memory_kind: String::new(),
-            }),
-        })
-    }
-
-    async fn fetch(&mut self) -> Result<(), Error> {
-        let buffer = self.handle();
-        self.client
-            .call(request::copy_to_host(self.one, buffer))
-            .await?;
-        self.client.lookup(buffer).await.map(drop)
-    }
-
-    /// A call outside the stream, good or bad; gives its name and code.
-    pub async fn data_call(&mut self, random: &mut Random) -> (&'static str, i32) {
-        let handle = match random.below(3) {
-            0 => self.handle(),
-            1 => UNKNOWN,
-            _ => *random.pick(&self.pool.handles),
-        };
-        let (call, result) = match random.below(5) {
-            4 => ("CopyToHostBuffer and HostBufferLookup", self.fetch().await),
-            0 => (
-                "HostBufferStore",
-                self.client.store(handle, floats(4)).await,
-            ),
-            1 => {
-                let size = *random.pick(&[-1, 0, 15, 17, i64::MAX, 1 << 40]);
-                (
-                    "HostBufferStore, wrong size",
-                    self.client.store_as(handle, size, floats(4)).await,
-                )
-            }
-            2 => (
-                "HostBufferLookup",
-                self.client.lookup(handle).await.map(drop),
-            ),
-            _ => ("HostBufferDelete", self.client.delete(handle).await),
-        };
-        (call, result.err().map_or(0, |e| e.code().unwrap_or(-1)))
     }
 }

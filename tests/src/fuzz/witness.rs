@@ -1,8 +1,11 @@
 //! A session that works on while others do wrong, and checks every result.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -16,6 +19,9 @@ pub const DOUBLE: &[u8] =
     b"module @jit_double { func.func public @main(%arg0: tensor<4xf32>) -> tensor<4xf32> {
   %0 = stablehlo.add %arg0, %arg0 : tensor<4xf32>
   return %0 : tensor<4xf32> } }";
+
+/// Between two rounds. Without it the witness, not what it watches, would have most of the processor.
+const PACE: Duration = Duration::from_millis(10);
 
 /// See the module.
 #[derive(Debug)]
@@ -52,6 +58,7 @@ impl Witness {
                     .await
                     .map_err(|e| format!("round {round}: {e}"))?;
                 count.fetch_add(1, Relaxed);
+                tokio::time::sleep(PACE).await;
             }
             Ok(())
         });
@@ -68,7 +75,7 @@ impl Witness {
         let until = self.rounds() + n;
         while self.rounds() < until && !self.task.is_finished() {
             tokio::task::yield_now().await;
-            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 

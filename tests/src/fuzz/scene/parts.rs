@@ -7,7 +7,9 @@ use waystation_proto::xla::{
     OpSharding,
     ifrt::{
         ArraySpecProto, DTypeProto, DeviceListProto, LayoutProto, PjRtLayoutProto, Serialized,
-        ShapeProto, d_type_proto::Kind, proto::ArrayCopySemantics, proxy::CompileRequest,
+        ShapeProto,
+        d_type_proto::Kind,
+        proto::{ArrayCopySemantics, StringArrayContents},
     },
     op_sharding,
 };
@@ -25,11 +27,28 @@ pub(super) const WIDE: &[u8] = br#"module @jit_wide attributes {mhlo.num_partiti
   %0 = stablehlo.add %arg0, %arg0 : tensor<8xf32>
   return %0 : tensor<8xf32> } }"#;
 
+/// What a request of a kind is about, where that takes another way through the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sort {
+    Usual,
+    Strings,
+    Plugin,
+}
+
 /// The kind of a request: its name in the protocol.
 pub fn name(request: &Request) -> &'static str {
+    names(request, Sort::Usual)
+}
+
+/// As [`name`], with what it is about.
+pub(super) fn names(request: &Request, sort: Sort) -> &'static str {
     macro_rules! names {
         ($($kind:ident)*) => {
-            match request { $(Request::$kind(_) => stringify!($kind),)* }
+            match (request, sort) {$(
+                (Request::$kind(_), Sort::Usual) => stringify!($kind),
+                (Request::$kind(_), Sort::Strings) => concat!(stringify!($kind), ", strings"),
+                (Request::$kind(_), Sort::Plugin) => concat!(stringify!($kind), ", plugin program"),
+            )*}
         };
     }
     names! {
@@ -113,22 +132,8 @@ pub(super) fn row_major() -> LayoutProto {
     }
 }
 
-/// Reads an array that is not there, from a bucket in memory (`memory:///fuzz`).
-const READ_PROGRAM: &str = r#"{"persistenceReadRequest": {"b64_location": "bWVtb3J5Oi8vL2Z1eno=", "shape": {"xla_primitive_type_str": "F32", "dimensions": [4]}, "b64_name": "cGFyYW1zLnc=", "b64_hlo_sharding_string": "", "devices": {"device_ids": [0]}, "timeout": {"seconds": 5, "nanos": 0}}}"#;
-
-/// A program that is not XLA's.
-pub(super) fn plugin_program() -> Request {
-    let mut data = b"__serialized_plugin_program ".to_vec();
-    data.extend_from_slice(READ_PROGRAM.as_bytes());
-    Request::CompileRequest(CompileRequest {
-        program: Some(Serialized {
-            type_name: "xla::ifrt::PluginProgram".to_owned(),
-            data: data.into(),
-        }),
-        compile_options: Some(Serialized {
-            type_name: "xla::ifrt::PluginCompileOptions".to_owned(),
-            data: Bytes::new(),
-        }),
-        host_callbacks: Vec::new(),
-    })
+/// A host buffer of strings.
+pub(super) fn words(words: &[&str]) -> Bytes {
+    let strings = words.iter().map(|word| word.as_bytes().to_vec()).collect();
+    StringArrayContents { strings }.encode_to_vec().into()
 }
