@@ -58,7 +58,8 @@ pub struct Limits {
     pub device_memory_bytes: Option<u64>,
     /// Executions handed to the plugin that have not ended. A CPU plugin blocks its caller at about 32 a device.
     pub launches_in_flight: usize,
-    /// Ops that wait for bytes or a program at the same time; more are refused.
+    /// Ops that wait for bytes or a program at the same time. A client's are refused from when as many of them wait as
+    /// there is room left for others', which is half of these for one alone.
     pub waiting_ops: usize,
     /// Replies not taken by the proxy yet; beyond it the stream is not read.
     pub unsent_replies: usize,

@@ -39,7 +39,7 @@ use crate::{
     outbox::Outbox,
     status::{self, Fault},
     table::{Origin, Shard, Slot, Value},
-    usage::{Cause, Usage},
+    usage::{Cause, Usage, Waiting},
     window::Permit,
 };
 
@@ -51,6 +51,7 @@ struct Wait {
     missing: usize,
     held: Vec<Rc<Slot>>,
     then: Then,
+    waiting: Waiting,
 }
 
 /// See the module.
@@ -77,7 +78,7 @@ pub(crate) struct Session {
     launches: Launches,
     saves: Saves,
     room: Room,
-    /// Whose op was the last one.
+    /// Whose op was the last one, or goes on.
     client: Arc<Usage>,
     reshards: Reshards,
 }
@@ -231,14 +232,24 @@ impl Session {
         for slot in slots {
             slot.hold();
         }
-        self.waits.insert(
-            wait,
-            Wait {
-                missing,
-                held: slots.to_vec(),
-                then: Box::new(then),
-            },
-        );
+        self.park(wait, missing, slots.to_vec(), then);
+    }
+
+    /// Keeps what is to be done when `missing` things more are there.
+    fn park(
+        &mut self,
+        wait: u64,
+        missing: usize,
+        held: Vec<Rc<Slot>>,
+        then: impl FnOnce(&mut Session) + 'static,
+    ) {
+        let parked = Wait {
+            missing,
+            held,
+            then: Box::new(then),
+            waiting: Waiting::of(&self.client),
+        };
+        self.waits.insert(wait, parked);
     }
 
     /// Runs `then` when the execution that made a buffer has ended: at once if it has, or if there was none.
@@ -248,14 +259,7 @@ impl Session {
             then(self);
             return;
         }
-        self.waits.insert(
-            wait,
-            Wait {
-                missing: 1,
-                held: Vec::new(),
-                then: Box::new(then),
-            },
-        );
+        self.park(wait, 1, Vec::new(), then);
     }
 
     /// One thing that a wait misses is there.
@@ -265,9 +269,18 @@ impl Session {
         };
         entry.missing = entry.missing.saturating_sub(1);
         if entry.missing == 0
-            && let Some(Wait { held, then, .. }) = self.waits.remove(&wait)
+            && let Some(wait) = self.waits.remove(&wait)
         {
+            let Wait {
+                held,
+                then,
+                waiting,
+                ..
+            } = wait;
             self.runnable.push_back(Box::new(move |session| {
+                // What the rest of the op waits for is its client's as well.
+                session.client = Arc::clone(waiting.client());
+                drop(waiting);
                 for slot in held {
                     slot.unhold();
                 }
@@ -299,14 +312,17 @@ impl Session {
         self.producers.remove(&producer).unwrap_or_default()
     }
 
-    /// Whether one more op may wait.
+    /// Whether one more op of the client may wait: as long as no more of its ops do than could of others. So there is
+    /// always room for another client, however many flood.
     fn room_to_wait(&self) -> Result<(), StatusProto> {
-        let limit = self.core.limits.waiting_ops;
-        if self.waits.len() + self.room.waiting() < limit {
+        let all = self.waits.len() + self.room.waiting();
+        let own = self.client.waiting();
+        if own < self.core.limits.waiting_ops.saturating_sub(all) {
             return Ok(());
         }
         Err(status::exhausted(format!(
-            "{limit} ops wait for bytes or programs on this worker; wait for some of them first"
+            "{own} ops of this session wait for bytes or programs on this worker, of {all} in all; wait for some of them \
+             first"
         )))
     }
 

@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex, PoisonError, Weak,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
 };
 
@@ -17,9 +17,37 @@ pub(crate) struct Usage {
     pub(crate) client: u64,
     bytes: AtomicU64,
     shards: AtomicU64,
+    waiting: AtomicUsize,
+}
+
+/// One op of a client that waits, for as long as it does.
+#[derive(Debug)]
+pub(crate) struct Waiting(Arc<Usage>);
+
+impl Waiting {
+    pub(crate) fn of(client: &Arc<Usage>) -> Waiting {
+        client.waiting.fetch_add(1, Relaxed);
+        Waiting(Arc::clone(client))
+    }
+
+    /// Whose it is.
+    pub(crate) fn client(&self) -> &Arc<Usage> {
+        &self.0
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Relaxed);
+    }
 }
 
 impl Usage {
+    /// Ops that wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.load(Relaxed)
+    }
+
     /// A shard of so many bytes more.
     pub(crate) fn add(&self, bytes: u64) {
         self.bytes.fetch_add(bytes, Relaxed);
@@ -57,6 +85,7 @@ impl Clients {
             client,
             bytes: AtomicU64::new(0),
             shards: AtomicU64::new(0),
+            waiting: AtomicUsize::new(0),
         });
         clients.insert(client, Arc::downgrade(&usage));
         usage

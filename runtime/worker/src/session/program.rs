@@ -194,14 +194,7 @@ impl Session {
             State::Done(_) => false,
         };
         if waits {
-            self.waits.insert(
-                wait,
-                super::Wait {
-                    missing: 1,
-                    held: Vec::new(),
-                    then: Box::new(then),
-                },
-            );
+            self.park(wait, 1, Vec::new(), then);
         } else {
             then(self);
         }

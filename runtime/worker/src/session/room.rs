@@ -24,7 +24,7 @@ use crate::{
     ledger::{Ask, Charge, Full},
     status::{self, Fault},
     table::Value,
-    usage::Cause,
+    usage::{Cause, Waiting},
 };
 
 /// How long a memory table is good for: a client whose every op fails must not have the whole table of shards walked
@@ -88,7 +88,9 @@ impl Session {
                 Err(_) => {}
             }
         }
+        let waiting = Waiting::of(&cause.client);
         self.room.waiting.push_back(Box::new(move |session| {
+            drop(waiting);
             session.with_room(asks, cause, then);
         }));
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use waystation_proto::{
     tensorflow::error::Code,
-    waystation::worker::{Op, Put, op},
+    waystation::worker::{CancelPut, Op, Put, Watch, op, reply},
     xla::PrimitiveType,
 };
 use waystation_worker::Limits;
@@ -108,6 +108,78 @@ async fn a_flood_of_executions_is_taken_at_the_worker_s_pace() {
         }
     }
     assert_eq!(session.read_f32(100 + COUNT).await, [COUNT as f32; 4]);
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_waits_on_much_leaves_room_for_others() {
+    let limits = Limits {
+        waiting_ops: 8,
+        ..Limits::default()
+    };
+    let worker = Worker::start_with(waystation_cache::Config::default(), limits).await;
+    let mut session = worker.session(1).await;
+    // Bytes that do not come.
+    let put = Put {
+        transfer: 9,
+        dtype: PrimitiveType::F32 as i32,
+        dims: vec![4],
+        targets: vec![target(1, 0)],
+        ..Put::default()
+    };
+    session.send(op::Op::Put(put)).await;
+    let wait = async |client: u64, number: u64| {
+        let watch = Watch {
+            watch: number,
+            shards: vec![1],
+        };
+        let op = Op {
+            op: Some(op::Op::Watch(watch)),
+            client,
+            ..Op::default()
+        };
+        session.send_op(op).await;
+    };
+    // Half of the room, then half of what is left, and so on.
+    for (client, waiting) in [(1, 4), (2, 2), (3, 1)] {
+        for number in 0..=waiting {
+            wait(client, client * 100 + number).await;
+        }
+    }
+    for refused in [104, 202, 301] {
+        let done = session
+            .reply(|reply| match reply {
+                reply::Reply::WatchDone(done) => Some(done.clone()),
+                _ => None,
+            })
+            .await;
+        let status = done.status.expect("refused");
+        assert_eq!(
+            (done.watch, status.code),
+            (refused, Code::ResourceExhausted as i32),
+            "{status:?}"
+        );
+    }
+    // Those that wait no longer are not counted any more.
+    session
+        .send(op::Op::CancelPut(CancelPut {
+            transfer: 9,
+            ..CancelPut::default()
+        }))
+        .await;
+    for _ in 0..7 {
+        let done = session
+            .reply(|reply| match reply {
+                reply::Reply::WatchDone(done) => Some(done.clone()),
+                _ => None,
+            })
+            .await;
+        assert_ne!(
+            done.status.expect("cancelled").code,
+            Code::ResourceExhausted as i32
+        );
+    }
+    assert!(session.watch(&[1]).await.is_err());
     worker.stop().await;
 }
 
