@@ -158,9 +158,8 @@ impl Compiler {
                 self.cache.reject(&name.0, &entry);
             }
             if let (Origin::Compiled, Some(compilers)) = (origin, &self.compilers) {
-                // A child has compiled it. Where others have loaded, it is this program, or a client's options for it, that
-                // does not; a compile in this process, which such a program may end, is nothing that a client can bring about.
-                if !unable || counters::get(&self.counters.load_nanos) > 0 {
+                // A child has compiled it.
+                if of_program(&error, self.has_loaded()) {
                     return Err(error);
                 }
                 compilers.give_up("the plugin does not load what it has serialized");
@@ -178,6 +177,11 @@ impl Compiler {
             }
         };
         Ok(self.keep(name, executable, entry.info, source))
+    }
+
+    /// Whether anything serialized has been loaded.
+    fn has_loaded(&self) -> bool {
+        counters::get(&self.counters.load_nanos) > 0
     }
 
     async fn key(
@@ -271,7 +275,7 @@ impl Compiler {
         Ok((Some(executable), entry))
     }
 
-    /// `None` when there is no child, or it cannot hand over what it has made.
+    /// `None` when there is no child, or the plugin cannot hand over what it has made.
     async fn compile_in_child(
         &self,
         digest: &Digest,
@@ -285,13 +289,17 @@ impl Compiler {
             return Ok(None);
         };
         if let Some(error) = done.not_serialized {
-            tracing::debug!(
-                error = error.message,
-                "the plugin does not serialize this executable"
-            );
-            if error.code == Code::Unimplemented as i32 {
-                compilers.give_up("the plugin does not serialize executables");
+            if of_program(&error, self.has_loaded()) {
+                return Err(status::of(
+                    Code::Unimplemented,
+                    format!(
+                        "the program was compiled, but the plugin does not serialize it, as it has to be to come from the \
+                         child process that compiles (--compile_in_child=false compiles in the worker): {}",
+                        error.message
+                    ),
+                ));
             }
+            compilers.give_up("the plugin does not serialize executables");
             return Ok(None);
         }
         counters::add(&self.counters.compiles, 1);
@@ -398,6 +406,13 @@ impl Compiler {
     }
 }
 
+/// Whether a plugin's refusal to serialize or to load speaks of one program, or a client's options for it, and not of the
+/// plugin: another reason than UNIMPLEMENTED, or others have been loaded. Such a program fails. To compile it in this
+/// process, which it may end, is nothing that a client can bring about.
+fn of_program(error: &StatusProto, others_loaded: bool) -> bool {
+    others_loaded || error.code != Code::Unimplemented as i32
+}
+
 async fn turn(turns: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, StatusProto> {
     let turn = Arc::clone(turns).acquire_owned().await;
     turn.map_err(|_| status::of(Code::Cancelled, "the worker is going down"))
@@ -413,4 +428,18 @@ pub(crate) async fn blocking<T: Send + 'static>(
             format!("the worker broke off a compile: {error}"),
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_plugin_that_has_handed_over_nothing_is_unable_to() {
+        let unimplemented = status::unimplemented("no serialization");
+        assert!(!of_program(&unimplemented, false));
+        assert!(of_program(&unimplemented, true));
+        let broken = status::of(Code::Unknown, "this one is too large");
+        assert!(of_program(&broken, false) && of_program(&broken, true));
+    }
 }
