@@ -1,9 +1,12 @@
 //! What a proxy is told at start. Only the CLI reads the environment (D10).
 
-use std::{net::TcpListener, os::unix::net::UnixListener, path::PathBuf};
+use std::{net::TcpListener, os::unix::net::UnixListener, path::PathBuf, time::Duration};
 
 /// Host buffers kept in memory before the rest goes to an unlinked file, in bytes.
 pub const DEFAULT_HOST_BUFFER_MEMORY_BYTES: u64 = 2 << 30;
+
+/// Sessions open at a time, unless told otherwise.
+pub const DEFAULT_MAX_SESSIONS: usize = 4096;
 
 /// Settings of one proxy process.
 #[derive(Debug)]
@@ -18,6 +21,13 @@ pub struct Config {
     pub resource_manager: String,
     /// Upper bound, in bytes, of host buffers waiting in memory; what comes above it waits in an unlinked file.
     pub host_buffer_memory_bytes: u64,
+    /// Sessions open at a time; more are refused.
+    pub max_sessions: usize,
+    /// After so long without a word from a client it is asked for one (an HTTP/2 ping, which gRPC answers by itself).
+    pub keepalive_interval: Duration,
+    /// A client that has not answered for so long is gone, and its session ends: its machine has vanished, or the network
+    /// between. Long enough for a process that somebody has stopped to look at it.
+    pub keepalive_timeout: Duration,
     /// Directory shared with clients that hand large host buffers over as files; `None` refuses them.
     pub large_transfer_directory: Option<PathBuf>,
     /// Gives memory that is free in this process back to the system; may block. Called after sessions have ended and when
@@ -36,6 +46,9 @@ impl Config {
             status_listener: None,
             resource_manager,
             host_buffer_memory_bytes: DEFAULT_HOST_BUFFER_MEMORY_BYTES,
+            max_sessions: DEFAULT_MAX_SESSIONS,
+            keepalive_interval: Duration::from_secs(60),
+            keepalive_timeout: Duration::from_secs(600),
             large_transfer_directory: None,
             release_memory: || {},
             xla_flags: Vec::new(),

@@ -45,6 +45,7 @@ pub(crate) struct Front {
     shared: Arc<Shared>,
     memory: Arc<HostMemory>,
     sessions: Sessions,
+    max_sessions: usize,
     shutdown: CancellationToken,
     session_ids: RandomState,
 }
@@ -53,20 +54,28 @@ impl Front {
     pub(crate) fn new(
         shared: Arc<Shared>,
         memory: HostMemory,
+        max_sessions: usize,
         shutdown: CancellationToken,
     ) -> Self {
         Self {
             shared,
             memory: Arc::new(memory),
             sessions: Sessions::default(),
+            max_sessions,
             shutdown,
             session_ids: RandomState::new(),
         }
     }
 
     /// Registers a session under a number that another client cannot guess: it is all that guards its host buffers.
-    fn open_session(&self, buffers: &Arc<HostBuffers>) -> OpenSession {
+    fn open_session(&self, buffers: &Arc<HostBuffers>) -> Result<OpenSession, Status> {
         let mut sessions = lock(&self.sessions);
+        if sessions.len() >= self.max_sessions {
+            return Err(Status::resource_exhausted(format!(
+                "this proxy serves {} sessions at a time (--max_sessions) and has no room for another one",
+                self.max_sessions
+            )));
+        }
         let mut n = self.shared.ids.next();
         let id = loop {
             let id = self.session_ids.hash_one(n);
@@ -78,12 +87,12 @@ impl Front {
         sessions.insert(id, Arc::clone(buffers));
         Counters::add(&self.shared.counters.sessions, 1);
         Counters::add(&self.shared.counters.sessions_total, 1);
-        OpenSession {
+        Ok(OpenSession {
             id,
             sessions: Arc::clone(&self.sessions),
             buffers: Arc::clone(buffers),
             counters: Arc::clone(&self.shared.counters),
-        }
+        })
     }
 
     fn buffers(&self, session: u64) -> Result<Arc<HostBuffers>, Status> {
@@ -149,7 +158,9 @@ impl GrpcIfrtService for Front {
     ) -> Result<Response<Self::IfrtSessionStream>, Status> {
         self.cluster_ready().await?;
         let buffers = Arc::new(HostBuffers::new(Arc::clone(&self.memory)));
-        let open = self.open_session(&buffers);
+        let open = self.open_session(&buffers).inspect_err(|status| {
+            tracing::warn!(reason = %status.message(), "client refused");
+        })?;
         let (session, replies) = Session::new(Arc::clone(&self.shared), open.id, buffers);
         let shutdown = self.shutdown.clone();
         tracing::info!(session = open.id, "session opened");

@@ -68,7 +68,8 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
     ));
     let bound = config.host_buffer_memory_bytes;
     let memory = HostMemory::new(bound - UNDER_WAY_BYTES.min(bound / 4), counters);
-    let service = GrpcIfrtServiceServer::new(Front::new(shared, memory, shutdown.clone()))
+    let front = Front::new(shared, memory, config.max_sessions, shutdown.clone());
+    let service = GrpcIfrtServiceServer::new(front)
         .max_decoding_message_size(usize::MAX)
         .max_encoding_message_size(usize::MAX);
     tracing::info!(%address, "proxy listens");
@@ -76,6 +77,8 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
         Server::builder()
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .http2_keepalive_interval(Some(config.keepalive_interval))
+            .http2_keepalive_timeout(Some(config.keepalive_timeout))
             .add_service(service.clone())
     };
     let on_tcp = server().serve_with_incoming_shutdown(

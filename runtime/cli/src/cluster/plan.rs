@@ -12,7 +12,7 @@ use clap::ArgAction;
 
 use crate::{
     argv::parse_bool,
-    command::compile_child::InChild,
+    command::{compile_child::InChild, proxy::MAX_SESSIONS},
     error::Failure,
     large_transfers, location, plugin, python,
     size::{parse_bytes, parse_some_bytes},
@@ -51,6 +51,9 @@ pub(crate) struct ClusterArgs {
     /// Host buffers that the proxy keeps in memory before they go to a temporary file
     #[arg(long = "host_buffer_memory", value_name = "SIZE", default_value = "2GiB", value_parser = parse_bytes)]
     pub(crate) host_buffer_memory: u64,
+    /// Clients that the proxy serves at a time; more are refused
+    #[arg(long = "max_sessions", value_name = "N", default_value_t = MAX_SESSIONS, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_sessions: u32,
     /// Directory in which clients leave large host buffers as files for the proxy to take [default: a temporary one]
     #[arg(long = "large_transfer_directory", value_name = "DIR")]
     pub(crate) large_transfer_directory: Option<PathBuf>,
@@ -94,6 +97,7 @@ pub(crate) struct Plan {
     device_memory_bytes: Option<u64>,
     compile_in_child: InChild,
     host_buffer_memory: u64,
+    max_sessions: u32,
     /// `None`: a private one.
     large_transfer_directory: Option<PathBuf>,
     /// The abstract Unix socket of the proxy, if clients shall use one.
@@ -156,6 +160,7 @@ impl Plan {
             device_memory_bytes: args.device_memory_bytes,
             compile_in_child: args.compile_in_child,
             host_buffer_memory: args.host_buffer_memory,
+            max_sessions: args.max_sessions,
             large_transfer_directory: args.large_transfer_directory.clone(),
             unix_socket: (args.transport == Transport::Unix).then(socket_name),
             xla_flags,
@@ -237,6 +242,7 @@ impl Plan {
                     "host_buffer_memory",
                     self.host_buffer_memory.to_string(),
                 ));
+                arguments.push(flag("max_sessions", self.max_sessions.to_string()));
                 arguments.push(flag(
                     "large_transfer_directory",
                     self.large_transfer_directory(folder),
@@ -286,6 +292,7 @@ mod tests {
             device_memory_bytes: Some(9),
             compile_in_child: InChild::No,
             host_buffer_memory: 7,
+            max_sessions: 9,
             large_transfer_directory: None,
             unix_socket: Some("s".to_owned()),
             xla_flags: vec!["--xla_a=1".to_owned()],
@@ -330,6 +337,7 @@ mod tests {
             panic!("not a proxy");
         };
         assert_eq!((proxy.status_port, proxy.host_buffer_memory), (Some(0), 7));
+        assert_eq!(proxy.max_sessions, 9);
         assert_eq!(
             proxy.large_transfer_directory.as_deref(),
             Some(Path::new("/r/large_transfers"))

@@ -7,6 +7,10 @@ use crate::{args::RoleArgs, error::Failure, large_transfers, lifetime, listen, s
 /// Port of Pathways' proxy.
 const DEFAULT_PORT: u16 = 29000;
 
+/// Clients at a time, unless told otherwise.
+#[expect(clippy::cast_possible_truncation, reason = "some thousand")]
+pub(crate) const MAX_SESSIONS: u32 = waystation_proxy::DEFAULT_MAX_SESSIONS as u32;
+
 /// Serve JAX processes: the IFRT proxy service in front of a cluster's workers
 ///
 /// Flags named --xla_... are taken under any name and go to the compiler with every program. Flags that launchers of
@@ -33,6 +37,9 @@ pub(crate) struct Args {
     /// Host buffers kept in memory before they go to a temporary file
     #[arg(long = "host_buffer_memory", value_name = "SIZE", default_value = "2GiB", value_parser = parse_bytes)]
     pub(crate) host_buffer_memory: u64,
+    /// Clients served at a time; more are refused
+    #[arg(long = "max_sessions", value_name = "N", default_value_t = MAX_SESSIONS, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_sessions: u32,
     /// Directory in which clients leave large host buffers as files for this proxy to take [default: none]
     #[arg(long = "large_transfer_directory", value_name = "DIR")]
     pub(crate) large_transfer_directory: Option<PathBuf>,
@@ -54,6 +61,7 @@ pub(crate) fn run(args: Args, xla_flags: Vec<String>) -> Result<(), Failure> {
         config.unix_listener = Some(listen::bind_abstract(name, "--unix_socket")?);
     }
     config.host_buffer_memory_bytes = args.host_buffer_memory;
+    config.max_sessions = args.max_sessions as usize;
     if let Some(directory) = &args.large_transfer_directory {
         large_transfers::check(directory)?;
     }
