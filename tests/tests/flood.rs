@@ -24,7 +24,7 @@ const ADD_ONE: &[u8] =
   return %1 : tensor<4xf32> } }";
 
 /// Ops that may be queued for one session in the proxy: its lane, and clean-up beside it.
-const QUEUED_PER_SESSION: u64 = 2 * 64;
+const QUEUED_PER_SESSION: u64 = 2 * 128;
 /// What the process may grow by, in bytes: the client's side is in it as well.
 const GROWTH_BYTES: u64 = 64 << 20;
 

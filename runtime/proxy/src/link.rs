@@ -8,6 +8,7 @@
 //! A lost worker ends the wire: every reply that is awaited, and every later request, fails with DATA_LOSS.
 
 mod queue;
+mod turns;
 
 use std::{
     collections::HashMap,

@@ -1,8 +1,11 @@
 //! The ops towards one worker: each session has a lane of its own, and the lanes take turns.
 //!
-//! No more ops are on the way than the worker has room for (its *window*), and each lane holds a bounded number more. So
-//! what one session's op waits for is at most the window and one op of each other session, however many ops those have: a
-//! client that floods fills its own lane, is then not read any further, and is slowed by HTTP/2's windows.
+//! No more ops are on the way than the worker has room for (its *window*), and each lane holds a bounded number more. A
+//! client that floods fills its own lane, is then not read any further, and is slowed by HTTP/2's windows. It goes on when
+//! half of its lane has left: a client's requests are then read, sent on and answered many at a time, whatever others do.
+//!
+//! Who has sent little goes first ([`turns`](super::turns)). While several lanes have something to send, the busy ones have
+//! half of the window: so there is room for who goes first, and little on the way before it.
 //!
 //! Clean-up (shards nobody refers to any more, transfers to release) is left by `Drop` code, which cannot wait. It rides on
 //! the lane's next op: whatever used the thing was queued in the same lane before, and a later op finds the room that it
@@ -24,8 +27,12 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_stream::Stream;
 use waystation_proto::waystation::worker::{Op, op};
 
+use super::turns::Turns;
+
 /// Ops of one session queued towards one worker before the session waits: a burst of small requests.
-const LANE_OPS: usize = 64;
+const LANE_OPS: usize = 128;
+/// Ops in a lane that was full when its session goes on.
+const REFILL_OPS: usize = LANE_OPS / 2;
 /// Ids of one kind that ride on one op: freeing a million arrays must not hold up the worker at one go.
 const CLEANUP_IDS: usize = 4096;
 /// How long clean-up waits for an op to ride on.
@@ -44,12 +51,13 @@ pub(crate) struct Queue {
 #[derive(Debug)]
 struct Inner {
     lanes: HashMap<u64, Waiting>,
-    /// The lanes that have something to send, each once, the next one first.
-    turns: VecDeque<u64>,
+    turns: Turns,
     /// [`Queue::left_behind`] has been told, and no sweep has been since.
     sweep_due: bool,
     /// Ops that may leave before the worker has taken others.
     credit: u64,
+    /// All that the worker has room for.
+    window: u64,
     writer: Option<Waker>,
     closed: bool,
 }
@@ -60,6 +68,8 @@ struct Waiting {
     ops: VecDeque<(Op, Option<OwnedSemaphorePermit>)>,
     drops: Vec<u64>,
     releases: Vec<u64>,
+    /// Places of ops that have left, kept while the lane is to empty further before its session goes on.
+    free: Option<OwnedSemaphorePermit>,
     /// It is among the turns.
     in_turn: bool,
     /// Its session is over: the lane goes when it is empty.
@@ -73,6 +83,20 @@ impl Waiting {
 
     fn is_over(&self) -> bool {
         self.left && !self.in_turn && self.ops.is_empty() && !self.has_cleanup()
+    }
+
+    /// The next op; frees its place, and those of others before it.
+    fn pop(&mut self) -> Option<Op> {
+        let (op, place) = self.ops.pop_front()?;
+        match (&mut self.free, place) {
+            (Some(free), Some(place)) => free.merge(place),
+            (free, Some(place)) => *free = Some(place),
+            (_, None) => {}
+        }
+        if self.ops.len() <= REFILL_OPS {
+            self.free = None;
+        }
+        Some(op)
     }
 
     /// The clean-up so far as an op of its own, as much of it as one op takes.
@@ -98,9 +122,10 @@ impl Queue {
         Arc::new(Self {
             inner: Mutex::new(Inner {
                 lanes: HashMap::new(),
-                turns: VecDeque::new(),
+                turns: Turns::default(),
                 sweep_due: false,
                 credit: 0,
+                window: 0,
                 writer: None,
                 closed: false,
             }),
@@ -175,6 +200,8 @@ impl Queue {
         let writer = {
             let mut inner = self.lock();
             inner.credit = inner.credit.saturating_add(u64::from(ops));
+            // First comes all there is, and never more than has left later.
+            inner.window = inner.window.max(inner.credit);
             inner.wake()
         };
         if let Some(writer) = writer {
@@ -198,37 +225,35 @@ impl Queue {
         }
     }
 
-    /// The next op, in turn.
+    /// The next op.
     fn pop(&self, inner: &mut Inner) -> Option<Op> {
         if inner.credit == 0 {
             return None;
         }
         loop {
-            let lane = inner.turns.pop_front()?;
-            let Some(waiting) = inner.lanes.get_mut(&lane) else {
+            let round = inner.round_may_send();
+            let turn = inner.turns.take(round)?;
+            let Some(waiting) = inner.lanes.get_mut(&turn.lane) else {
                 continue;
             };
-            waiting.in_turn = false;
-            let mut op = match waiting.ops.pop_front() {
-                Some((op, _room)) => op,
-                None if waiting.has_cleanup() => waiting.cleanup(),
-                // An op took along what the turn was for.
-                None => {
-                    if waiting.is_over() {
-                        inner.lanes.remove(&lane);
-                    }
-                    continue;
-                }
+            let lane = turn.lane;
+            let op = match waiting.pop() {
+                None if waiting.has_cleanup() => Some(waiting.cleanup()),
+                // None: an op took along what the turn was for.
+                op => op,
             };
             // Clean-up that is left here may still ride, unless the sweep has passed or is at it.
-            let swept = op.op.is_none() || !inner.sweep_due;
+            let swept = op.as_ref().is_some_and(|op| op.op.is_none()) || !inner.sweep_due;
             let more = !waiting.ops.is_empty() || (waiting.has_cleanup() && swept);
-            let over = waiting.is_over();
             if more {
-                inner.take_turn(lane);
-            } else if over {
-                inner.lanes.remove(&lane);
+                inner.turns.go_on(turn);
+            } else {
+                waiting.in_turn = false;
+                if waiting.is_over() {
+                    inner.lanes.remove(&lane);
+                }
             }
+            let Some(mut op) = op else { continue };
             inner.credit -= 1;
             op.client = lane;
             if let Some(op::Op::Execute(execute)) = &mut op.op {
@@ -240,18 +265,27 @@ impl Queue {
 }
 
 impl Inner {
-    /// Puts a lane at the end of the turns, unless it is among them.
+    /// Puts a lane among the turns, unless it is there.
     fn take_turn(&mut self, lane: u64) {
         if let Some(waiting) = self.lanes.get_mut(&lane)
             && !std::mem::replace(&mut waiting.in_turn, true)
         {
-            self.turns.push_back(lane);
+            self.turns.join(lane);
         }
+    }
+
+    /// Whether lanes that do not go first may send, by what is on the way.
+    fn round_may_send(&self) -> bool {
+        let share = match self.turns.several() {
+            true => (self.window / 2).max(1),
+            false => self.window,
+        };
+        self.window - self.credit < share
     }
 
     /// The writer, when there is something for it to do.
     fn wake(&mut self) -> Option<Waker> {
-        if self.credit > 0 && !self.turns.is_empty() {
+        if self.credit > 0 && self.turns.any(self.round_may_send()) {
             self.writer.take()
         } else {
             None

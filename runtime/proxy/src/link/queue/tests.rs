@@ -3,7 +3,7 @@ use std::{future::Future as _, pin::pin};
 use futures::{FutureExt as _, StreamExt as _, task::noop_waker_ref};
 use waystation_proto::waystation::worker::{Attach, Execute, Watch};
 
-use super::*;
+use super::{super::turns::TURN_OPS, *};
 
 fn execute(first_result: u64) -> op::Op {
     op::Op::Execute(Execute {
@@ -41,48 +41,80 @@ fn fill(lane: &Lane) -> usize {
         .count()
 }
 
-/// The promise of the module: the quiet client's op waits for the window and one op of each other client.
+/// The promise of the module: whatever others have sent, the op of a client that had nothing waiting leaves next, and half
+/// of the window at most is before it.
 #[test]
-fn an_op_waits_for_the_window_and_one_op_of_each_other_session() {
+fn the_op_of_a_quiet_session_leaves_next_among_floods() {
     let (queue, mut ops) = queue(8);
     let flooders: Vec<Lane> = (1..=15).map(|number| Lane::open(&queue, number)).collect();
     for lane in &flooders {
         assert_eq!(fill(lane), LANE_OPS, "a lane is bounded");
     }
-    // The worker stands still: no more than its window leaves, whatever waits.
-    let mut left = leaving(&mut ops);
-    assert_eq!(left.len(), 8);
-    for lane in &flooders {
-        fill(lane);
+    // The first ops of each go first, as all that come do. After that they are in the round.
+    for _ in 0..3 * TURN_OPS * flooders.len() / 8 {
+        let left = leaving(&mut ops).len();
+        assert!((1..=8).contains(&left), "{left} ops in a window of 8");
+        queue.credit(u32::try_from(left).expect("few"));
     }
+    let mut left = leaving(&mut ops);
     let quiet = Lane::open(&queue, 99);
-    send(&quiet, op::Op::Watch(Watch::default()))
-        .expect("its lane is empty, however full others are");
-    let ahead = left.len();
-    while !left.iter().any(|op| op.client == 99) {
-        queue.credit(1);
-        let next = leaving(&mut ops);
-        assert_eq!(next.len(), 1, "one credit, one op");
-        left.extend(next);
+    for round in 0..100 {
         for lane in &flooders {
             fill(lane);
         }
+        // The worker stands still: half of its window is all that the others get.
+        assert!(
+            left.len() <= 4,
+            "{} on the way in round {round}",
+            left.len()
+        );
+        send(&quiet, op::Op::Execute(Execute::default())).expect("its lane is empty");
+        send(&quiet, op::Op::Watch(Watch::default())).expect("its lane is empty");
+        let next = leaving(&mut ops);
+        let clients: Vec<u64> = next.iter().map(|op| op.client).collect();
+        assert_eq!(clients, [99, 99], "in round {round}");
+        queue.credit(u32::try_from(left.len() + next.len()).expect("few"));
+        left = leaving(&mut ops);
+        assert!(!left.is_empty(), "the others go on in round {round}");
     }
-    assert!(
-        left.len() <= ahead + flooders.len() + 1,
-        "{} ops of others left before the quiet one",
-        left.len() - ahead - 1
-    );
+}
+
+#[test]
+fn a_client_that_is_alone_has_the_whole_window() {
+    let (queue, mut ops) = queue(40);
+    let lane = Lane::open(&queue, 1);
+    fill(&lane);
+    assert_eq!(leaving(&mut ops).len(), 40);
+    queue.credit(16);
+    assert_eq!(leaving(&mut ops).len(), 16);
+}
+
+#[test]
+fn a_session_whose_lane_was_full_goes_on_when_half_of_it_has_left() {
+    let (queue, mut ops) = queue(1);
+    let lane = Lane::open(&queue, 1);
+    fill(&lane);
+    let mut context = Context::from_waker(noop_waker_ref());
+    let mut waiting = pin!(lane.room());
+    for left in 1..=LANE_OPS - REFILL_OPS {
+        assert!(waiting.as_mut().poll(&mut context).is_pending(), "{left}");
+        assert_eq!(leaving(&mut ops).len(), 1);
+        queue.credit(1);
+    }
+    assert!(waiting.as_mut().poll(&mut context).is_ready());
+    // Below that each place is free at once.
+    assert_eq!(fill(&lane), LANE_OPS - REFILL_OPS);
 }
 
 #[test]
 fn launches_are_numbered_as_they_leave_and_lanes_keep_their_order() {
     let (queue, mut ops) = queue(100);
     let (one, two) = (Lane::open(&queue, 1), Lane::open(&queue, 2));
-    for first in 0..3 {
+    let turn = TURN_OPS as u64;
+    for first in 0..turn + 2 {
         send(&one, execute(first)).expect("room");
     }
-    send(&two, execute(9)).expect("room");
+    send(&two, execute(99)).expect("room");
     let left: Vec<_> = leaving(&mut ops)
         .into_iter()
         .map(|op| match op.op {
@@ -90,7 +122,10 @@ fn launches_are_numbered_as_they_leave_and_lanes_keep_their_order() {
             other => panic!("{other:?}"),
         })
         .collect();
-    assert_eq!(left, [(1, 1, 0), (2, 2, 9), (3, 1, 1), (4, 1, 2)]);
+    let mut wanted: Vec<_> = (0..turn).map(|n| (n + 1, 1, n)).collect();
+    wanted.push((turn + 1, 2, 99));
+    wanted.extend([(turn + 2, 1, turn), (turn + 3, 1, turn + 1)]);
+    assert_eq!(left, wanted);
 }
 
 /// A shard's room must be free for the op that the client sends next, and still be there for those it sent before.
