@@ -374,6 +374,49 @@ async fn programs_fail_with_the_compilers_message_and_failures_reach_what_depend
     still_works(&client).await;
 }
 
+/// A client that waits for each result will most likely wait for the next: the worker tells of that unasked, the good ends
+/// and the bad ones.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_waits_for_each_execution_has_the_worker_asked_once() {
+    let cluster = Cluster::start(1, 1).await;
+    let client = cluster.client().await;
+    let program = compile(&client, DOUBLE, &[0]).await.expect("compiles");
+    let mut array = put(&client, &[1.0; 4]).await;
+    for _ in 0..5 {
+        let result = client.handle();
+        client
+            .call(request::execute(program, &[array], &[result], 1))
+            .await
+            .expect("accepted");
+        ready(&client, result).await.expect("ready");
+        array = result;
+    }
+    assert_eq!(fetch(&client, array).await.expect("fetched"), vec![32.0; 4]);
+    let status = cluster.status().await;
+    assert_eq!(status["ready"]["count"], 5, "{status}");
+    assert_eq!(status["totals"]["watches"], 1, "{status}");
+
+    // Its bytes come after the execution, and are too few.
+    let (late, result) = (client.handle(), client.handle());
+    client
+        .call(request::make_array(late, &[4], &[0], None))
+        .await
+        .expect("made, whatever its bytes are");
+    client
+        .call(request::execute(program, &[late], &[result], 1))
+        .await
+        .expect("accepted");
+    client
+        .store(late, floats(&[1.0]))
+        .await
+        .expect("too few, but stored");
+    for _ in ["told", "asked for"] {
+        let error = ready(&client, result).await.expect_err("failed");
+        assert_eq!(error.code(), INVALID_ARGUMENT, "{error}");
+    }
+    still_works(&client).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_program_over_two_workers_is_refused_naming_them() {
     let cluster = Cluster::start(2, 1).await;

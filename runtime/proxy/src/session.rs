@@ -9,6 +9,7 @@ mod arrays;
 mod bitcast;
 mod copies;
 mod execute;
+mod foresight;
 mod init;
 mod minted;
 mod plugin_program;
@@ -55,7 +56,7 @@ use crate::{
     counters::{Counters, Times},
     host_buffers::HostBuffers,
     large_transfers::LargeTransfers,
-    link::Ids,
+    link::{Answer, Ids},
     status::{self, Status},
 };
 
@@ -131,6 +132,7 @@ pub(crate) struct Session {
     host_buffers: Arc<HostBuffers>,
     tables: Arc<Tables>,
     usage: usage::Usage,
+    foresight: foresight::Foresight<Answer>,
     next_handle: Arc<AtomicU64>,
     replies: Arc<Replies>,
     destroyed: Arc<Destroyed>,
@@ -157,6 +159,7 @@ impl Session {
             cluster: None,
             values: HashMap::new(),
             host_buffers,
+            foresight: foresight::Foresight::default(),
             next_handle: Arc::new(AtomicU64::new(FIRST_SERVER_HANDLE)),
             replies: Arc::new(replies),
             destroyed,

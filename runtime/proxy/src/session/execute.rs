@@ -81,7 +81,9 @@ impl Session {
         let num_results = program.results.len();
         let first_result = self.shared.ids.block((num_results * devices) as u64);
         let settles = user_context.wants_watch();
-        let watch = if options.fill_status || settles {
+        let results = first_result..first_result + (num_results * devices) as u64;
+        let foreseen = self.foresight.executes(results) && !options.fill_status && !settles;
+        let watch = if options.fill_status || settles || foreseen {
             self.shared.ids.next()
         } else {
             0
@@ -101,6 +103,9 @@ impl Session {
         let mut status_handle = 0;
         if watch == 0 {
             program.link.send(op).await;
+        } else if foreseen {
+            let end = program.link.call(watch, op).await;
+            self.foresight.foreseen(end);
         } else {
             let answer = program.link.call(watch, op).await;
             let context = user_context.clone();
