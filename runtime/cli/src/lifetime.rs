@@ -24,6 +24,7 @@ where
     R: AsyncFnOnce(CancellationToken) -> Result<(), Failure>,
 {
     let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(threads())
         .enable_all()
         .build()
         .map_err(|error| Failure::because("no runtime can be started", &error))?;
@@ -56,6 +57,12 @@ where
     // Blocking work that is still under way must not hold up the end.
     runtime.shutdown_background();
     ended
+}
+
+/// Threads for network and sessions: half of the cores. Clients, a worker's dispatch thread and the plugin want the others,
+/// and a small request is soonest served where it costs few wake-ups of other threads.
+fn threads() -> usize {
+    thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1))
 }
 
 fn wait_for_end_of_stdin() {
