@@ -18,6 +18,7 @@ use crate::key::Key;
 use crate::publish::Publisher;
 use crate::quiet::Quiet;
 use crate::tier::bucket::BucketTier;
+use crate::tier::disk::Disk;
 use crate::tier::{Found, Look, Terms, Tier, chain};
 use crate::verify::Verifier;
 
@@ -43,7 +44,6 @@ pub(crate) struct Behind {
     breaker: Breaker,
     counters: Arc<Counters>,
     location: String,
-    min_compile_time: Duration,
     renewal: Terms,
     /// When entries were last renewed, or found to need it, by this process.
     renewed: Mutex<HashMap<Digest, Instant>>,
@@ -74,6 +74,7 @@ impl Behind {
     pub(crate) fn new(
         bucket: Bucket,
         verifier: Verifier,
+        disk: Option<&Arc<Disk>>,
         config: &Config,
         counters: &Arc<Counters>,
     ) -> Behind {
@@ -91,7 +92,13 @@ impl Behind {
         ));
         let publisher = (config.mode == Mode::ReadWrite).then(|| {
             let (tier, counters) = (Arc::clone(&tier), Arc::clone(&counters));
-            Publisher::new(tier, location.clone(), config, counters)
+            Publisher::new(
+                disk.cloned(),
+                Some(tier),
+                location.clone(),
+                config,
+                counters,
+            )
         });
         Behind {
             tier,
@@ -100,7 +107,6 @@ impl Behind {
             breaker: Breaker::new(config.backoff, config.backoff_max),
             counters,
             location,
-            min_compile_time: config.min_compile_time,
             renewal: Terms {
                 older_than: config.ttl / 2,
                 renewal: config.renewal.clone(),
@@ -251,13 +257,8 @@ impl Behind {
         if let Some(claims) = &self.claims {
             claims.note_time(key, provenance.compile_time());
         }
-        let Some(publisher) = &self.publisher else {
-            return;
-        };
-        if provenance.compile_time() < self.min_compile_time {
-            self.counters.skipped_quick.one();
-            return;
+        if let Some(publisher) = &self.publisher {
+            publisher.publish(key, entry, provenance, claim);
         }
-        publisher.publish(key, entry, provenance, claim);
     }
 }

@@ -1,9 +1,10 @@
-//! The cache: memory, then the bucket, then one compile among all who share it.
+//! The cache: memory, then the disk, then the bucket, then one compile among all who share it.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use bytes::Bytes;
 use tracing::{info, warn};
 
 use crate::behind::{Answer, Behind, Turn};
@@ -15,6 +16,7 @@ use crate::key::{Key, Treatment};
 use crate::loads::{Fatal, Loading, Loads};
 use crate::publish::Publisher;
 use crate::tier::Found;
+use crate::tier::disk::{Disk, Miss};
 use crate::tier::memory::Memory;
 use crate::verify::{Refused, Verifier};
 
@@ -36,7 +38,10 @@ pub struct Cache {
 struct Inner {
     memory: Memory,
     flights: Flights,
+    disk: Option<Arc<Disk>>,
     behind: Option<Behind>,
+    /// Writes to disk where there is no bucket, whose publisher would.
+    local: Option<Publisher>,
     counters: Arc<Counters>,
     writer: String,
     refused: Arc<Refused>,
@@ -73,6 +78,8 @@ impl Cache {
         } else if let Some(bucket) = &bucket {
             let (location, mode) = (bucket.location(), config.mode);
             info!(%location, ?mode, "compiled programs are shared through the bucket");
+        } else if config.disk.is_some() {
+            info!("no bucket given: compiled programs are shared on this machine only");
         } else {
             info!(
                 "no bucket given: compiled programs stay in this process's memory; \
@@ -83,12 +90,26 @@ impl Cache {
             .writer
             .truncate(config.writer.floor_char_boundary(WRITER_BYTES));
         let behind = bucket.filter(|_| config.mode != Mode::Off);
-        let behind = behind.map(|bucket| Behind::new(bucket, verifier, &config, &counters));
+        let disk = Disk::new(&config, verifier.clone(), Arc::clone(&counters)).map(Arc::new);
+        let behind =
+            behind.map(|bucket| Behind::new(bucket, verifier, disk.as_ref(), &config, &counters));
+        let local = disk
+            .clone()
+            .filter(|disk| behind.is_none() && disk.writes());
+        let local = local.map(|disk| {
+            let location = disk.folder().display().to_string();
+            Publisher::new(Some(disk), None, location, &config, Arc::clone(&counters))
+        });
+        if let Some(disk) = &disk {
+            disk.tend();
+        }
         Cache {
             inner: Arc::new(Inner {
                 memory: Memory::new(config.memory_bytes, config.memory_entries),
                 flights: Flights::default(),
+                disk,
                 behind,
+                local,
                 counters,
                 writer: config.writer,
                 refused,
@@ -98,12 +119,12 @@ impl Cache {
         }
     }
 
-    /// The entry of a key: from memory, from the bucket, or from `compile`, which is called at most once, and for all
-    /// who ask at the same time only once as long as it succeeds. A compiled entry is published in the background.
+    /// The entry of a key: from memory, from disk, from the bucket, or from `compile`, which is called at most once, and
+    /// for all who ask at the same time only once as long as it succeeds. A compiled entry is published in the background.
     ///
-    /// Waits for at most one look-up in the bucket ([`Config::read_deadline`]) and, where another process has claimed the
-    /// program, for what that one publishes ([`Config::claim_wait`]); never for a write of an entry. Where `compile`
-    /// fails, each of those who wait calls its own in turn, so that each gets its own error.
+    /// Waits for at most one look-up on disk and one in the bucket ([`Config::read_deadline`]) and, where another process
+    /// has claimed the program, for what that one publishes ([`Config::claim_wait`]); never for a write of an entry. Where
+    /// `compile` fails, each of those who wait calls its own in turn, so that each gets its own error.
     ///
     /// Cancel-safe: dropped while it leads, it lets the next in line lead.
     ///
@@ -138,6 +159,10 @@ impl Cache {
         if let Some(entry) = inner.in_memory(key) {
             return Ok((entry, Origin::Memory));
         }
+        if let Some(entry) = inner.on_disk(key).await {
+            *landed = Some(Arc::clone(&entry));
+            return Ok((entry, Origin::Disk));
+        }
         let claim = match inner.seek(key).await {
             Turn::Found(found) => {
                 let entry = inner.take_in(key, *found);
@@ -157,6 +182,8 @@ impl Cache {
         *landed = Some(Arc::clone(&entry));
         if let Some(behind) = &inner.behind {
             behind.publish(key, &entry, inner.provenance(key, time), claim);
+        } else if let Some(local) = &inner.local {
+            local.publish(key, &entry, inner.provenance(key, time), None);
         }
         Ok((entry, Origin::Compiled))
     }
@@ -180,6 +207,10 @@ impl Cache {
         }
         if let Some(entry) = inner.in_memory(key) {
             return Some((entry, Origin::Memory));
+        }
+        if let Some(entry) = inner.on_disk(key).await {
+            *landed = Some(Arc::clone(&entry));
+            return Some((entry, Origin::Disk));
         }
         let Answer::Hit(found) = inner.ask(key).await else {
             return None;
@@ -232,6 +263,28 @@ impl Cache {
             .map_or("memory", |behind| behind.location())
     }
 
+    /// Keeps a record in the history of misses of the folder on disk, behind the caller, if there is such a folder.
+    /// What is in it is the caller's; beyond [`crate::tier::disk::MAX_RECORD_BYTES`] it is not kept.
+    pub fn record_miss(&self, record: Bytes) {
+        if let Some(disk) = &self.inner.disk {
+            disk.record_miss(record);
+        }
+    }
+
+    /// The last records of that history, newest first.
+    pub async fn recent_misses(&self, most: usize) -> Vec<Miss> {
+        match &self.inner.disk {
+            Some(disk) => disk.recent_misses(most).await,
+            None => Vec::new(),
+        }
+    }
+
+    /// True where this process keeps the index of the folder on disk.
+    pub fn has_disk_index(&self) -> bool {
+        let disk = self.inner.disk.as_ref();
+        disk.is_some_and(|disk| disk.has_index())
+    }
+
     /// Bytes of decoded entries held in memory.
     pub fn memory_bytes(&self) -> u64 {
         self.inner.memory.bytes()
@@ -241,19 +294,26 @@ impl Cache {
     ///
     /// Cancel-safe.
     pub async fn flush(&self, deadline: Duration) -> usize {
-        match self.inner.publisher() {
-            Some(publisher) => publisher.flush(deadline).await,
-            None => 0,
-        }
+        let publisher = async {
+            match self.inner.publisher() {
+                Some(publisher) => publisher.flush(deadline).await,
+                None => 0,
+            }
+        };
+        let (left, ()) = futures::join!(publisher, self.inner.settle(deadline));
+        left
     }
 
     /// Ends publication: takes no more entries, waits as [`Cache::flush`] does and cuts off the rest. Returns how many
     /// were cut off. Look-ups and compiles go on working.
     pub async fn shutdown(&self, deadline: Duration) -> usize {
-        let Some(publisher) = self.inner.publisher() else {
-            return 0;
+        let publisher = async {
+            match self.inner.publisher() {
+                Some(publisher) => publisher.shutdown(deadline).await,
+                None => 0,
+            }
         };
-        let left = publisher.shutdown(deadline).await;
+        let (left, ()) = futures::join!(publisher, self.inner.settle(deadline));
         if left > 0 {
             warn!(
                 left,
@@ -294,7 +354,10 @@ impl Inner {
     }
 
     fn publisher(&self) -> Option<&Publisher> {
-        self.behind.as_ref()?.publisher()
+        match &self.behind {
+            Some(behind) => behind.publisher(),
+            None => self.local.as_ref(),
+        }
     }
 
     /// Asks the bucket, and counts a miss.
@@ -318,9 +381,31 @@ impl Inner {
         }
     }
 
+    /// Waits for what the disk is still to keep.
+    async fn settle(&self, deadline: Duration) {
+        if let Some(disk) = &self.disk {
+            disk.settle(deadline).await;
+        }
+    }
+
+    /// Asks the disk. Whatever goes wrong is a miss.
+    async fn on_disk(&self, key: &Key) -> Option<Arc<Entry>> {
+        let opened = self.disk.as_ref()?.get(key).await?;
+        self.counters
+            .saved_micros
+            .add(opened.provenance.compile_micros);
+        Some(self.take(key, opened.entry))
+    }
+
     /// Keeps what the bucket had.
     fn take_in(&self, key: &Key, found: Found) -> Arc<Entry> {
-        let mut entry = found.opened.entry;
+        if let Some(publisher) = self.publisher() {
+            publisher.fill_back(key, found.object);
+        }
+        self.take(key, found.opened.entry)
+    }
+
+    fn take(&self, key: &Key, mut entry: Entry) -> Arc<Entry> {
         // A name that others will be told is not taken from a file.
         entry.info.key = key.to_string();
         let entry = Arc::new(entry);

@@ -14,6 +14,13 @@ use crate::sign::SigningKey;
 /// Decoded entries kept in memory, in bytes. A large model's executable is tens of megabytes; this holds a job's worth.
 pub const MEMORY_BYTES: u64 = 512 << 20;
 
+/// Bytes that the folder on disk may take. A folder of the user's, on a disk with other things: small beside such disks,
+/// and hundreds of large programs.
+pub const DISK_BYTES: u64 = 10 << 30;
+
+/// Time for one look-up on disk. A disk that takes longer hangs; a 1 GB executable is read within it at 200 MB/s.
+pub const DISK_READ_DEADLINE: Duration = Duration::from_secs(5);
+
 /// Time for one look-up in the bucket, body included. A compile that takes less is cheaper than a longer wait, and a
 /// 1 GB executable arrives within it at 50 MB/s.
 pub const READ_DEADLINE: Duration = Duration::from_secs(20);
@@ -83,6 +90,28 @@ pub enum Mode {
     Off,
 }
 
+/// A folder on this machine that keeps entries between processes.
+#[derive(Debug, Clone)]
+pub struct Disk {
+    /// The folder; made where it is missing. Any number of processes may share it.
+    pub folder: PathBuf,
+    /// Bound of what all of them together keep in it, in bytes of entries.
+    pub bytes: u64,
+    /// See [`DISK_READ_DEADLINE`].
+    pub read_deadline: Duration,
+}
+
+impl Disk {
+    /// A folder with the usual limits.
+    pub fn new(folder: impl Into<PathBuf>) -> Disk {
+        Disk {
+            folder: folder.into(),
+            bytes: DISK_BYTES,
+            read_deadline: DISK_READ_DEADLINE,
+        }
+    }
+}
+
 /// How a cache behaves. Take [`Config::default`] and change what differs.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -115,6 +144,8 @@ pub struct Config {
     /// Entries of more bytes, as stored, are not published. What others have published is read up to
     /// [`Limits::object`].
     pub max_entry_bytes: u64,
+    /// The folder between memory and the bucket. `None`: there is none.
+    pub disk: Option<Disk>,
     /// See [`READ_DEADLINE`].
     pub read_deadline: Duration,
     /// See [`WRITE_DEADLINE`].
@@ -153,6 +184,7 @@ impl Default for Config {
             min_compile_time: Duration::ZERO,
             min_entry_bytes: 0,
             max_entry_bytes: Limits::default().object,
+            disk: None,
             read_deadline: READ_DEADLINE,
             write_deadline: WRITE_DEADLINE,
             write_attempts: WRITE_ATTEMPTS,

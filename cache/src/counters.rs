@@ -44,6 +44,32 @@ counters! {
     compile_micros,
     /// Requests answered from memory, or by the flight of another request for the same key.
     memory_hits,
+    /// Requests answered from disk.
+    disk_hits,
+    /// Requests that the disk was asked for and had no good entry for.
+    disk_misses,
+    /// Bytes of the entries that were read from disk and found good, as stored.
+    disk_read_bytes,
+    /// Look-ups that the disk failed or did not answer in time.
+    disk_read_errors,
+    /// Entries written to disk: what was compiled, and what came from the bucket.
+    disk_writes,
+    /// Bytes of the entries written to disk, as stored.
+    disk_write_bytes,
+    /// Entries that another process had written to disk first.
+    disk_writes_present,
+    /// Entries not written to disk because they do not fit in or something else bears their name.
+    disk_no_room,
+    /// Entries that the disk refused or was not asked to take because it had refused others shortly before.
+    disk_write_errors,
+    /// Entries that this process has removed from disk because the limit was reached.
+    disk_evictions,
+    /// Bytes of the entries removed.
+    disk_evicted_bytes,
+    /// Files refused on read and removed: truncated, flipped, foreign, of another key.
+    disk_bad_entries,
+    /// Not a count: bytes in the folder when this process last looked, those of all processes together.
+    disk_bytes,
     /// Requests answered from the bucket.
     bucket_hits,
     /// Requests that the bucket was asked for and had no good entry for.
@@ -109,7 +135,7 @@ counters! {
     uncacheable,
     /// Entries that the plugin refused to load ([`crate::Cache::reject`]).
     rejected,
-    /// Microseconds of compiling that bucket hits have saved, by the note of those who compiled.
+    /// Microseconds of compiling that disk and bucket hits have saved, by the note of those who compiled.
     saved_micros,
 }
 
@@ -141,6 +167,10 @@ impl Counter {
     // Relaxed: a counter orders nothing else.
     pub(crate) fn add(&self, n: u64) {
         self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set(&self, n: u64) {
+        self.0.store(n, Ordering::Relaxed);
     }
 
     pub(crate) fn one(&self) {

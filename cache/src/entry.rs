@@ -43,6 +43,8 @@ pub enum Origin {
     Compiled,
     /// This process had it, or compiled it for another request at the same time.
     Memory,
+    /// A process on this machine had left it on disk.
+    Disk,
     /// The bucket had it.
     Bucket,
 }
@@ -53,6 +55,7 @@ impl Origin {
         match self {
             Origin::Compiled => "compiled",
             Origin::Memory => "memory",
+            Origin::Disk => "disk",
             Origin::Bucket => "bucket",
         }
     }

@@ -1,4 +1,5 @@
-//! Content-addressed cache of XLA executables: a compile is first a question to memory, then to the bucket.
+//! Content-addressed cache of XLA executables: a compile is first a question to memory, then to disk, then to
+//! the bucket.
 //!
 //! ```text
 //! KeyInputs --> Key --> Cache::get_or_compile --> memory --> bucket --> claim --> compile once, publish in the background

@@ -22,6 +22,7 @@ use crate::envelope::{self, Limits, SealError};
 use crate::key::Key;
 use crate::quiet::Quiet;
 use crate::sign::SigningKey;
+use crate::tier::disk::Disk;
 use crate::tier::{Found, Put, Renewed, Terms, Tier, chain};
 
 /// How long an entry waits for a bucket that asks for patience. The queue is bounded, so others may be dropped by then.
@@ -44,8 +45,11 @@ pub(crate) struct Publisher {
 
 #[derive(Debug)]
 struct Shared {
-    tier: Arc<dyn Tier>,
+    disk: Option<Arc<Disk>>,
+    /// The bucket, if there is one.
+    tier: Option<Arc<dyn Tier>>,
     location: String,
+    min_compile_time: Duration,
     limits: Limits,
     signing: Option<Arc<SigningKey>>,
     min_entry_bytes: u64,
@@ -60,7 +64,8 @@ struct Shared {
 
 impl Publisher {
     pub(crate) fn new(
-        tier: Arc<dyn Tier>,
+        disk: Option<Arc<Disk>>,
+        tier: Option<Arc<dyn Tier>>,
         location: String,
         config: &Config,
         counters: Arc<Counters>,
@@ -70,8 +75,10 @@ impl Publisher {
             .clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize) as u32);
         Publisher {
             shared: Arc::new(Shared {
+                disk,
                 tier,
                 location,
+                min_compile_time: config.min_compile_time,
                 limits: config.limits,
                 signing: config.signing.clone(),
                 min_entry_bytes: config.min_entry_bytes,
@@ -100,6 +107,10 @@ impl Publisher {
         provenance: Provenance,
         claim: Option<Held>,
     ) {
+        if provenance.compile_time() < self.shared.min_compile_time {
+            self.shared.counters.skipped_quick.one();
+            return;
+        }
         let Some(place) = self.place(entry.memory_bytes()) else {
             self.shared
                 .give_up(key, "the upload queue is full or closed");
@@ -131,6 +142,9 @@ impl Publisher {
     /// Queues the renewal of an entry; if there is no room it waits for the next time. Returns at once; must be called on
     /// a tokio runtime.
     pub(crate) fn renew(&self, key: &Key, found: Found, terms: Terms) {
+        let Some(tier) = self.shared.tier.clone() else {
+            return;
+        };
         let Some(place) = self.place(found.object.len() as u64) else {
             return;
         };
@@ -141,7 +155,7 @@ impl Publisher {
             let Ok(_upload) = shared.uploads.acquire().await else {
                 return;
             };
-            let renewed = stop.run_until_cancelled(shared.tier.renew(&key, &found, &terms));
+            let renewed = stop.run_until_cancelled(tier.renew(&key, &found, &terms));
             match renewed.await {
                 Some(Ok(Renewed::Done)) => {
                     shared.counters.renewals.one();
@@ -157,6 +171,22 @@ impl Publisher {
             }
         };
         self.tasks.spawn(work);
+    }
+
+    /// Keeps an entry that was found in the bucket on disk, behind the caller, if there is a place in the queue for it.
+    pub(crate) fn fill_back(&self, key: &Key, object: Bytes) {
+        let Some(disk) = &self.shared.disk else {
+            return;
+        };
+        let Some(place) = self.place(object.len() as u64) else {
+            return;
+        };
+        let waiting = Waiting::new(self.waiting.clone());
+        let (disk, stop, key) = (Arc::clone(disk), self.stop.clone(), key.clone());
+        self.tasks.spawn(async move {
+            let _held = (place, waiting);
+            stop.run_until_cancelled(disk.put(&key, &object)).await
+        });
     }
 
     /// Waits until the queue is empty, at most so long. Returns how many entries still wait.
@@ -192,7 +222,7 @@ impl Publisher {
 }
 
 impl Shared {
-    /// True when a good entry is in the tier.
+    /// True when a good entry is in the bucket.
     async fn run(&self, key: &Key, entry: Arc<Entry>, provenance: Provenance) -> bool {
         let Ok(_upload) = self.uploads.acquire().await else {
             return false;
@@ -217,19 +247,36 @@ impl Shared {
         } else if bytes > self.max_entry_bytes {
             &self.counters.skipped_large
         } else {
-            return self.write(key, &sealed).await;
+            return self.keep(key, &sealed).await;
         };
         debug!(bytes, "entry not published for its size");
         skipped.one();
         false
     }
 
-    async fn write(&self, key: &Key, sealed: &Bytes) -> bool {
+    /// Writes to both, neither waiting for the other.
+    async fn keep(&self, key: &Key, sealed: &Bytes) -> bool {
+        let disk = async {
+            if let Some(disk) = &self.disk {
+                disk.put(key, sealed).await;
+            }
+        };
+        let bucket = async {
+            match &self.tier {
+                Some(tier) => self.write(&**tier, key, sealed).await,
+                None => false,
+            }
+        };
+        let ((), published) = futures::join!(disk, bucket);
+        published
+    }
+
+    async fn write(&self, tier: &dyn Tier, key: &Key, sealed: &Bytes) -> bool {
         let mut pause = self.backoff;
         let mut attempt = 1;
         let begun = Instant::now();
         loop {
-            let error = match self.tier.put(key, sealed).await {
+            let error = match tier.put(key, sealed).await {
                 Ok(Put::Created) => {
                     self.counters.bucket_writes.one();
                     self.counters.bucket_write_bytes.add(sealed.len() as u64);

@@ -15,6 +15,7 @@ use crate::envelope::Opened;
 use crate::key::Key;
 
 pub mod bucket;
+pub mod disk;
 pub(crate) mod memory;
 
 /// How entries that are used are to outlive their age.
@@ -123,6 +124,9 @@ pub enum TierError {
     /// An entry could not be marked as used.
     #[error("entry cannot be marked as used")]
     Touch(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The disk said no.
+    #[error("disk failed")]
+    Disk(#[source] std::io::Error),
     /// Work on another thread was cut off by the end of the runtime.
     #[error("process is shutting down")]
     Stopped,

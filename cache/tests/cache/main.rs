@@ -5,6 +5,7 @@
 mod bad_entries;
 mod claims;
 mod damage;
+mod disk;
 mod faults;
 mod faulty;
 mod flights;
