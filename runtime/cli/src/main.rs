@@ -7,6 +7,7 @@ mod args;
 mod argv;
 mod cluster;
 mod command;
+mod disk_cache;
 mod error;
 mod files;
 mod http;

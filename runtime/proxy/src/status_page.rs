@@ -187,6 +187,11 @@ fn show(link: &Link, status: &WorkerStatus) -> Value {
         "limit_bytes": status.device_memory_limit_bytes,
         "used_bytes": status.device_memory_bytes,
     });
+    // Of a folder that workers may share.
+    shown["disk_cache"] = json!({
+        "bytes": status.disk_bytes,
+        "has_index": status.disk_index,
+    });
     shown
 }
 
@@ -217,6 +222,12 @@ fn counters(s: &WorkerStatus) -> Value {
         "read_seconds": s.read_seconds,
         "compiler_deaths": s.compiler_deaths,
         "compiling_in_child": s.compiling_in_child,
+        "disk_hits": s.disk_hits,
+        "disk_misses": s.disk_misses,
+        "disk_writes": s.disk_writes,
+        "disk_evictions": s.disk_evictions,
+        "disk_bad_entries": s.disk_bad_entries,
+        "disk_errors": s.disk_errors,
     })
 }
 

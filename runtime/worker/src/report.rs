@@ -48,6 +48,14 @@ impl Report {
             read_seconds: counters::seconds(&ours.read_nanos),
             compiler_deaths: counters::get(&ours.compiler_deaths),
             compiling_in_child: counters::get(&ours.compiling_in_child),
+            disk_hits: cache.disk_hits,
+            disk_misses: cache.disk_misses,
+            disk_writes: cache.disk_writes,
+            disk_evictions: cache.disk_evictions,
+            disk_bad_entries: cache.disk_bad_entries,
+            disk_errors: cache.disk_read_errors + cache.disk_write_errors,
+            disk_bytes: cache.disk_bytes,
+            disk_index: core.compiler.cache().has_disk_index(),
         }
     }
 }

@@ -9,10 +9,12 @@ use std::{
 };
 
 use clap::ArgAction;
+use waystation_cache::config::Disk;
 
 use crate::{
     argv::parse_bool,
     command::{compile_child::InChild, proxy::MAX_SESSIONS},
+    disk_cache::{self, DiskArgs},
     error::Failure,
     large_transfers, location, plugin, python,
     size::{parse_bytes, parse_some_bytes},
@@ -33,6 +35,8 @@ pub(crate) struct ClusterArgs {
     /// Bucket for compiled programs: gs://BUCKET/PREFIX, s3://..., file:///PATH or memory:// [default: memory://]
     #[arg(long = "gcs_scratch_location", value_name = "LOCATION")]
     pub(crate) gcs_scratch_location: Option<String>,
+    #[command(flatten)]
+    pub(crate) disk: DiskArgs,
     /// PJRT plugin: cpu, cuda, tpu, or the path of a shared library
     #[arg(long = "pjrt_plugin", value_name = "NAME|PATH", default_value = "cpu")]
     pub(crate) pjrt_plugin: String,
@@ -92,6 +96,7 @@ pub(crate) struct Plan {
     workers: u32,
     devices_per_worker: Option<u32>,
     location: Option<String>,
+    disk: Option<Disk>,
     plugin: PathBuf,
     lapack: Option<PathBuf>,
     device_memory_bytes: Option<u64>,
@@ -154,6 +159,7 @@ impl Plan {
             slices: args.slices,
             workers: args.workers,
             devices_per_worker: args.devices_per_worker,
+            disk: args.disk.disk()?,
             location: bucket.map(|bucket| bucket.location().to_string()),
             plugin,
             lapack,
@@ -235,6 +241,7 @@ impl Plan {
                         .as_ref()
                         .map(|location| flag("gcs_scratch_location", location)),
                 );
+                arguments.extend(self.disk.iter().flat_map(disk_cache::flags));
             }
             Role::Proxy => {
                 arguments.push("--status_port=0".into());
@@ -287,6 +294,10 @@ mod tests {
             workers: 3,
             devices_per_worker: Some(4),
             location: Some("file:///b".to_owned()),
+            disk: Some(Disk {
+                bytes: 8,
+                ..Disk::new("/d")
+            }),
             plugin: "/p.so".into(),
             lapack: Some("/l.so".into()),
             device_memory_bytes: Some(9),
@@ -325,6 +336,8 @@ mod tests {
             ("/p.so", Some(4))
         );
         assert_eq!(worker.gcs_scratch_location.as_deref(), Some("file:///b"));
+        let disk = worker.disk.disk().unwrap().unwrap();
+        assert_eq!((disk.folder.as_path(), disk.bytes), (Path::new("/d"), 8));
         assert_eq!(worker.lapack.as_deref(), Some(Path::new("/l.so")));
         assert_eq!(worker.device_memory_bytes, Some(9));
         assert_eq!(worker.compile_in_child, InChild::No);

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use crate::{
-    args::RoleArgs, command::compile_child::InChild, error::Failure, lifetime, listen, location,
-    plugin, python, size::parse_some_bytes, threads,
+    args::RoleArgs, command::compile_child::InChild, disk_cache::DiskArgs, error::Failure,
+    lifetime, listen, location, plugin, python, size::parse_some_bytes, threads,
 };
 
 /// Port of Pathways' workers.
@@ -47,6 +47,8 @@ pub(crate) struct Args {
     /// Bucket for compiled programs: gs://BUCKET/PREFIX, s3://..., file:///PATH or memory:// [default: memory://]
     #[arg(long = "gcs_scratch_location", value_name = "LOCATION")]
     pub(crate) gcs_scratch_location: Option<String>,
+    #[command(flatten)]
+    pub(crate) disk: DiskArgs,
     /// Memory that arrays and executions may take of each device [default: no limit but the device's own]
     #[arg(long = "device_memory_bytes", value_name = "SIZE", value_parser = parse_some_bytes)]
     pub(crate) device_memory_bytes: Option<u64>,
@@ -75,6 +77,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let python = args.python.clone().or_else(|| python::choose(None));
     let plugin = plugin::find(&args.pjrt_plugin, python.as_deref())?;
     let lapack = plugin::lapack(args.lapack, &args.pjrt_plugin, python.as_deref())?;
+    let disk = args.disk.disk()?;
     let listener = listen::bind(args.role.bind_address, args.server_port, "--server_port")?;
     let address = listen::address(&listener)?;
     let advertise = listen::reachable(address, &args.resource_manager_address);
@@ -92,6 +95,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             lapack,
             cache: waystation_cache::Config {
                 location: bucket,
+                disk,
                 ..waystation_cache::Config::default()
             },
             environment: environment(),
