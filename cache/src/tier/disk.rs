@@ -2,8 +2,8 @@
 //!
 //! The files are all there is to it. A file is written under another name and renamed, so a reader sees all of it or
 //! none; what it reads it verifies ([`crate::envelope`]), so it does not matter who wrote it. Processes know nothing of
-//! each other and take no locks. How much there is, and what was used last, the files say ([`census`]). Only the
-//! process that holds a lock keeps an index ([`index`]), which saves it reading all of that at start.
+//! each other and take no locks. How much there is, and what was used last, the files say (`census.rs`). Only the
+//! process that holds a lock keeps an index (`index.rs`), which saves it reading all of that at start.
 //!
 //! All of it happens on threads that may block, a bounded number of them. A folder that fails (full, read-only,
 //! forbidden, hanging) is a miss, one warning a minute and a pause, like a bucket that does.

@@ -18,7 +18,7 @@ use super::index::{Closed, Index};
 use crate::counters::Counters;
 use crate::envelope::{Bad, Opened};
 use crate::quiet::Quiet;
-use crate::tier::Put;
+use crate::tier::{Put, chain};
 use crate::verify::Verifier;
 
 /// How the store behaves.
@@ -115,11 +115,16 @@ impl Store {
             Err(error) if is_in_the_way(&error) => return Ok(Put::NoRoom),
             Err(error) => return Err(error),
         };
-        if !self.make_room()? {
+        if !self.make_room(self.settings.bounds)? {
             return Ok(Put::NoRoom);
         }
         match temporary.keep(key, sealed) {
             Ok(()) => {}
+            Err(error) if is_full(&error) => {
+                // The disk holds less than the limit allows, or others fill it: what is there gives way.
+                self.shrink()?;
+                return Err(error);
+            }
             Err(error) if is_in_the_way(&error) => return Ok(Put::NoRoom),
             Err(error) => return Err(error),
         }
@@ -143,7 +148,7 @@ impl Store {
         state.census.sweep(&self.folder, SystemTime::now());
         self.counters.disk_bytes.set(state.census.bytes());
         drop(state);
-        self.make_room()?;
+        self.make_room(self.settings.bounds)?;
         let mut state = self.lock();
         if let Some(index) = &mut state.index {
             let mut kept = Ok(());
@@ -188,18 +193,23 @@ impl Store {
         found.into_values().rev().take(most).collect()
     }
 
+    /// Frees a tenth of what the folder takes.
+    pub(super) fn shrink(&self) -> io::Result<()> {
+        let bytes = self.lock().census.bytes().saturating_sub(1);
+        self.make_room(Bounds {
+            bytes,
+            ..self.settings.bounds
+        })?;
+        Ok(())
+    }
+
     /// True where all that is in the folder is within the bounds now.
-    fn make_room(&self) -> io::Result<bool> {
+    fn make_room(&self, bounds: Bounds) -> io::Result<bool> {
         let mut state = self.lock();
         self.look(&mut state)?;
         let mut changes = Vec::new();
         let State { census, .. } = &mut *state;
-        let made = census.make_room(
-            &self.folder,
-            self.settings.bounds,
-            SystemTime::now(),
-            &mut changes,
-        );
+        let made = census.make_room(&self.folder, bounds, SystemTime::now(), &mut changes);
         self.save(&mut state, &changes);
         self.counters.disk_bytes.set(state.census.bytes());
         let room = made?;
@@ -259,7 +269,7 @@ impl Store {
                 let _ = self.look(state);
             }
             Err(closed) if !state.said => {
-                info!(%folder, reason = %closed, "the disk cache works without its index, from the files alone");
+                info!(%folder, reason = %chain(&closed), "the disk cache works without its index, from the files alone");
                 state.said = true;
             }
             Err(_) => {}
@@ -293,6 +303,12 @@ pub(super) fn recent_misses(folder: PathBuf, most: usize) -> Vec<Miss> {
         found.extend(kept);
     }
     found.into_values().rev().take(most).collect()
+}
+
+/// True where the disk, or the user's share of it, has no room.
+fn is_full(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::NOSPC | Errno::DQUOT))
 }
 
 /// True where a folder of somebody's bears the key's name, or something else that of its shard.

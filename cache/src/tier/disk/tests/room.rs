@@ -90,6 +90,23 @@ fn a_lower_limit_is_kept_from_the_start() {
 }
 
 #[test]
+fn a_disk_that_is_full_before_the_limit_gets_a_tenth_back() {
+    let temp = tempfile::tempdir().unwrap();
+    let subject = Subject::new(temp.path(), 100 * BLOCK);
+    for n in 0..20 {
+        subject.put(small(n));
+        used(temp.path(), small(n), u64::from(n));
+    }
+    subject.store.shrink().unwrap();
+    let left = written(temp.path());
+    assert!((17 * BLOCK..=18 * BLOCK).contains(&left), "{left}");
+    assert!(!subject.has(small(0)) && subject.has(small(19)));
+    drop(subject);
+    let empty = Subject::new(&temp.path().join("other"), 100 * BLOCK);
+    empty.store.shrink().unwrap();
+}
+
+#[test]
 fn there_is_a_bound_on_how_many_there_are() {
     let temp = tempfile::tempdir().unwrap();
     let counters = Arc::new(Counters::default());
