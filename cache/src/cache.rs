@@ -12,6 +12,7 @@ use crate::config::{Config, Mode};
 use crate::counters::{Counters, Counts};
 use crate::entry::{Entry, Origin, Provenance};
 use crate::flight::Flights;
+use crate::history::Notes;
 use crate::key::{Key, Treatment};
 use crate::loads::{Fatal, Loading, Loads};
 use crate::publish::Publisher;
@@ -44,6 +45,7 @@ struct Inner {
     local: Option<Publisher>,
     counters: Arc<Counters>,
     writer: String,
+    notes: Option<Notes>,
     refused: Arc<Refused>,
     loads: Loads,
     named: Mutex<HashSet<String>>,
@@ -89,6 +91,7 @@ impl Cache {
         config
             .writer
             .truncate(config.writer.floor_char_boundary(WRITER_BYTES));
+        let notes = config.history.take().map(Notes::new);
         let behind = bucket.filter(|_| config.mode != Mode::Off);
         let disk = Disk::new(&config, verifier.clone(), Arc::clone(&counters)).map(Arc::new);
         let behind =
@@ -112,6 +115,7 @@ impl Cache {
                 local,
                 counters,
                 writer: config.writer,
+                notes,
                 refused,
                 loads,
                 named: Mutex::default(),
@@ -160,12 +164,14 @@ impl Cache {
             return Ok((entry, Origin::Memory));
         }
         if let Some(entry) = inner.on_disk(key).await {
+            inner.note(key, &entry, Origin::Disk);
             *landed = Some(Arc::clone(&entry));
             return Ok((entry, Origin::Disk));
         }
         let claim = match inner.seek(key).await {
             Turn::Found(found) => {
                 let entry = inner.take_in(key, *found);
+                inner.note(key, &entry, Origin::Bucket);
                 *landed = Some(Arc::clone(&entry));
                 return Ok((entry, Origin::Bucket));
             }
@@ -173,6 +179,7 @@ impl Cache {
         };
         // Dropped on any way out that publishes nothing, the claim tells those who wait for it.
         let (entry, time) = inner.compile(key, compile).await?;
+        inner.note(key, &entry, Origin::Compiled);
         if entry.executable.is_empty() {
             // It would be of no use to anybody else, not even to those who wait.
             inner.counters.uncacheable.one();
@@ -344,6 +351,13 @@ impl Inner {
             info!(%construct, "program keyed on its bytes: jobs share it only if they send the same bytes");
         } else {
             info!(%construct, "program not cached: it calls into the process that sent it");
+        }
+    }
+
+    /// Leaves a record of how a key was served, behind the caller.
+    fn note(&self, key: &Key, entry: &Entry, origin: Origin) {
+        if let Some(notes) = &self.notes {
+            notes.take(key, &entry.info.name, origin);
         }
     }
 

@@ -9,6 +9,7 @@ use object_store::path::Path;
 use waystation_lifecycle::bucket::Bucket;
 
 use crate::envelope::Limits;
+use crate::history::History;
 use crate::sign::SigningKey;
 
 /// Decoded entries kept in memory, in bytes. A large model's executable is tens of megabytes; this holds a job's worth.
@@ -164,6 +165,11 @@ pub struct Config {
     pub uploads: usize,
     /// What an entry may hold at most, on both ways.
     pub limits: Limits,
+    /// Entries keep XLA's text of the program before and after optimization, from which program text and dumps come on
+    /// hits.
+    pub keep_hlo_text: bool,
+    /// Where it is noted what each key was made of, so that a miss can be explained; see [`crate::history`].
+    pub history: Option<Arc<dyn History>>,
     /// Who writes, as noted in each entry for people to read: host and process, say. Cut at 256 bytes.
     pub writer: String,
 }
@@ -194,6 +200,8 @@ impl Default for Config {
             queue_bytes: QUEUE_BYTES,
             uploads: UPLOADS,
             limits: Limits::default(),
+            keep_hlo_text: true,
+            history: None,
             writer: waystation_proto::BUILD_ID.to_owned(),
         }
     }

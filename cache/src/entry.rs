@@ -16,7 +16,7 @@ pub struct Entry {
     /// The executable as the plugin serialized it. Empty where the plugin cannot: then the entry is handed to the
     /// caller and kept nowhere.
     pub executable: Bytes,
-    /// The optimized HLO text, where it was taken.
+    /// The program's HLO texts, where they were taken, as the worker joins them.
     pub text: Option<String>,
     /// SHA-256 of the object that it was read from, which tells it from another entry of the same key; `None` where it
     /// was compiled in this process.

@@ -14,8 +14,11 @@ use waystation_lifecycle::bucket::layout::Digest;
 mod program;
 
 /// Number of the rules by which Waystation turns a request into what the compiler sees (rewriting, calls into its own
-/// libraries). Raised when they change, so that no executable made by other rules is taken for one made by these.
-pub const RULES: u64 = 1;
+/// libraries). Raised when they change, so that no executable made by other rules is taken for one made by these; a test
+/// of the worker holds what the rules make of one request against this number.
+///
+/// 2: of the client's debug options only a few reach the compiler.
+pub const RULES: u64 = 2;
 
 /// Stands before everything in the key's hash, so that no other hash of Waystation is taken for a key.
 const DOMAIN: &[u8] = b"waystation executable key 1";
@@ -25,8 +28,11 @@ const DOMAIN: &[u8] = b"waystation executable key 1";
 pub struct KeyInputs<'a> {
     /// The program as the client sent it: a StableHLO portable artifact, or any other format.
     pub program: &'a [u8],
-    /// Compile options in a normal form: equal options, equal bytes.
+    /// Compile options in a normal form, flags left out: equal options, equal bytes.
     pub options: &'a [u8],
+    /// Flags that come with the program, by name, in a normal form and without those that do not matter
+    /// ([`crate::harmless`]). Order does not matter.
+    pub flags: &'a [(String, String)],
     /// The compiler and what it compiles for, by name: digest of the plugin file, platform, CPU features, device
     /// kind. See [`crate::platform`]. Order does not matter.
     pub platform: &'a [(String, String)],
@@ -106,12 +112,17 @@ impl Key {
     /// Makes the key. Reads and hashes the whole program: tens of microseconds for a small one, about a millisecond a
     /// megabyte, so call it where blocking that long is allowed.
     pub fn of(inputs: &KeyInputs<'_>) -> Key {
+        Key::by_rules(RULES, inputs)
+    }
+
+    fn by_rules(rules: u64, inputs: &KeyInputs<'_>) -> Key {
         let (program, treatment) = program::digest(inputs.program);
         let mut record = Record::default();
-        record.add("waystation", number_digest(RULES));
+        record.add("rules", number_digest(rules));
         record.add("program", program);
         record.add("options", bytes_digest(b"options", inputs.options));
         for (group, pairs) in [
+            ("flag", inputs.flags),
             ("platform", inputs.platform),
             ("environment", inputs.environment),
         ] {
@@ -244,9 +255,12 @@ mod tests {
     fn every_input_counts_and_is_named() {
         let platform = pairs(&[("plugin", "aa"), ("features", "avx2")]);
         let environment = pairs(&[("XLA_FLAGS", "--a")]);
+        let flags = pairs(&[("xla_a", "int 1"), ("xla_b", "bool true")]);
+        let other_flags = pairs(&[("xla_a", "int 2"), ("xla_b", "bool true")]);
         let base = KeyInputs {
             program: b"program",
             options: b"options",
+            flags: &flags,
             platform: &platform,
             environment: &environment,
         };
@@ -268,6 +282,17 @@ mod tests {
                     ..base
                 },
                 vec!["options"],
+            ),
+            (
+                KeyInputs {
+                    flags: &other_flags,
+                    ..base
+                },
+                vec!["flag/xla_a"],
+            ),
+            (
+                KeyInputs { flags: &[], ..base },
+                vec!["flag/xla_a", "flag/xla_b"],
             ),
             (
                 KeyInputs {
@@ -296,6 +321,9 @@ mod tests {
             assert_ne!(key, other, "{names:?}");
             assert_eq!(key.record().differences(other.record()), names);
         }
+        let older = Key::by_rules(RULES - 1, &base);
+        assert_ne!(key, older);
+        assert_eq!(key.record().differences(older.record()), ["rules"]);
         let turned = pairs(&[("features", "avx2"), ("plugin", "aa")]);
         assert_eq!(
             key,
@@ -314,9 +342,9 @@ mod tests {
         let of = |platform: &[(String, String)], environment: &[(String, String)]| {
             Key::of(&KeyInputs {
                 program: b"p",
-                options: b"",
                 platform,
                 environment,
+                ..KeyInputs::default()
             })
         };
         assert_ne!(of(&a, &[]), of(&b, &[]));

@@ -22,6 +22,8 @@ mod counters;
 mod entry;
 pub mod envelope;
 mod flight;
+pub mod harmless;
+pub mod history;
 mod key;
 mod loads;
 pub mod platform;

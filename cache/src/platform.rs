@@ -9,6 +9,8 @@ use std::path::Path;
 
 use sha2::{Digest as _, Sha256};
 
+use crate::harmless;
+
 /// SHA-256 of a file in hex: the identity of a plugin. Blocks; a plugin of 300 MB takes some tenths of a second.
 ///
 /// # Errors
@@ -229,14 +231,11 @@ const HARMLESS: [&str; 15] = [
     "TPU_STDERR_LOG_LEVEL",
 ];
 
-/// Flags of `XLA_FLAGS` that say where and what XLA writes about a compile, and change nothing in its result.
-const FLAGS_OF_DUMPS: &str = "--xla_dump_";
-
 /// Variables whose value is a list of flags separated by white space.
 const FLAG_LISTS: [&str; 3] = ["XLA_FLAGS", "TF_XLA_FLAGS", "LIBTPU_INIT_ARGS"];
 
 /// Of all variables of a worker's environment, those that the compiler obeys, in a normal form: lists of flags without
-/// dump flags and in one order (a flag that is given twice keeps its order, since the last one wins), sorted by name.
+/// those that leave no trace ([`crate::harmless`]) and in one order (a flag that is given twice keeps its order, since the last one wins), sorted by name.
 /// Lists that end up empty are left out, as if not set.
 ///
 /// `XLA_FLAGS` may also name a file that holds the flags; then the file's content counts. So this may read a file, and
@@ -280,7 +279,10 @@ fn normal_flags(value: &str) -> String {
     }
     let mut flags: Vec<&str> = flags
         .into_iter()
-        .filter(|flag| !flag.starts_with(FLAGS_OF_DUMPS))
+        .filter(|flag| {
+            let name = flag.trim_start_matches('-').split('=').next();
+            name.is_none_or(|name| harmless::why(name).is_none())
+        })
         .collect();
     // Stable and by name only, so that two values of one flag stay in the order in which they were given.
     flags.sort_by_key(|flag| flag.split('=').next());

@@ -52,7 +52,7 @@ def base_environment():
     """The environment without what would point a client or a server somewhere; the plugin comes from this Python."""
     dropped = ("JAX_", "XLA_", "IFRT_PROXY", "WAYSTATION_", "ENABLE_PATHWAYS", "PYTEST_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
-    return {**kept, "WAYSTATION_PYTHON": sys.executable}
+    return {**kept, "WAYSTATION_PYTHON": sys.executable, "WAYSTATION_CACHE_HISTORY": "none"}
 
 
 def wait_for(condition, seconds, what):

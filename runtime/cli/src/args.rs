@@ -10,7 +10,8 @@ use clap::{
 use crate::{
     argv::{self, parse_bool},
     command::{
-        compile_child, doctor, proxy, resource_manager, run, server, status, tied, up, worker,
+        cache, compile_child, doctor, proxy, resource_manager, run, server, status, tied, up,
+        worker,
     },
     error::Failure,
     pathways::{self, Image},
@@ -41,6 +42,7 @@ pub(crate) enum Command {
     ResourceManager(resource_manager::Args),
     Worker(worker::Args),
     Server(server::Args),
+    Cache(cache::Args),
     #[command(hide = true)]
     Tied(tied::Args),
     #[command(hide = true)]
@@ -131,19 +133,22 @@ pub(crate) fn parse(argv: Vec<OsString>) -> Result<Parsed, Stop> {
 
 /// The commands with their environment variables.
 fn command() -> clap::Command {
-    Cli::command().mut_subcommands(|subcommand| {
-        let name = subcommand.get_name().to_owned();
-        subcommand.mut_args(|arg| {
-            let Some(flag) = arg
-                .get_long()
-                .filter(|_| !arg.is_hide_set())
-                .map(str::to_owned)
-            else {
-                return arg;
-            };
-            arg.env(variable(&name, &flag)).hide_env(true)
-        })
-    })
+    Cli::command().mut_subcommands(with_variables)
+}
+
+fn with_variables(command: clap::Command) -> clap::Command {
+    let name = command.get_name().to_owned();
+    let command = command.mut_args(|arg| {
+        let Some(flag) = arg
+            .get_long()
+            .filter(|_| !arg.is_hide_set())
+            .map(str::to_owned)
+        else {
+            return arg;
+        };
+        arg.env(variable(&name, &flag)).hide_env(true)
+    });
+    command.mut_subcommands(with_variables)
 }
 
 /// The variable that stands in for a flag.
@@ -164,13 +169,12 @@ fn variable(command: &str, flag: &str) -> String {
 
 /// Names of all boolean flags.
 fn booleans(command: &clap::Command) -> BTreeSet<String> {
-    let args = command
-        .get_subcommands()
-        .flat_map(clap::Command::get_arguments);
-    let booleans = args.filter(|arg| arg.is_require_equals_set());
-    booleans
-        .filter_map(|arg| arg.get_long().map(str::to_owned))
-        .collect()
+    let own = command
+        .get_arguments()
+        .filter(|arg| arg.is_require_equals_set());
+    let own = own.filter_map(|arg| arg.get_long().map(str::to_owned));
+    let nested = command.get_subcommands().flat_map(booleans);
+    own.chain(nested).collect()
 }
 
 fn split_at_dashes(mut args: Vec<OsString>) -> (Vec<OsString>, Vec<OsString>) {

@@ -5,11 +5,13 @@
 
 mod args;
 mod argv;
+mod cache_args;
 mod cluster;
 mod command;
 mod disk_cache;
 mod error;
 mod files;
+mod history;
 mod http;
 mod large_transfers;
 mod lifetime;
@@ -23,11 +25,14 @@ mod signals;
 mod size;
 mod telemetry;
 mod threads;
+mod xla_flags;
 
 use std::process::ExitCode;
 
 use args::{Command, Parsed, Stop};
-use command::{compile_child, doctor, proxy, resource_manager, run, status, tied, up, worker};
+use command::{
+    cache, compile_child, doctor, proxy, resource_manager, run, status, tied, up, worker,
+};
 use error::Failure;
 
 fn main() -> ExitCode {
@@ -65,6 +70,7 @@ fn perform(parsed: Parsed) -> Result<u8, Failure> {
         Command::Up(args) => on_this_thread(up::run(args, parsed.xla_flags)),
         Command::Status(args) => on_this_thread(status::run(args)).map(|()| 0),
         Command::Doctor(args) => on_this_thread(doctor::run(args)),
+        Command::Cache(args) => cache::run(&args).map(|()| 0),
         Command::CompileChild(_) => Err(compile_child::run()),
         Command::Tied(args) => Err(tied::run(args)),
         Command::Server(_) => Err(Failure::internal("server was not resolved to a role")),

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use waystation_proto::{
     BUILD_ID, LINK_VERSION,
@@ -15,7 +15,11 @@ use waystation_proto::{
     },
 };
 
-use crate::{link::Link, status::Status};
+use crate::{
+    flags::{Flags, Verdict},
+    link::{Ids, Link},
+    status::Status,
+};
 
 /// One device.
 #[derive(Debug)]
@@ -174,11 +178,14 @@ fn replace_number(text: &str, from: u32, to: i32) -> String {
 pub(crate) type ClusterWatch = watch::Receiver<(Option<Arc<Cluster>>, String)>;
 
 /// Follows the resource manager's allotments and keeps the newest cluster connected. `launches`: the one sequence of
-/// launches for the whole proxy (D2).
+/// launches for the whole proxy (D2). `flags` are asked about at the first cluster, before any session hears of it.
 pub(crate) fn follow(
     resource_manager: String,
     proxy: String,
     launches: Arc<AtomicU64>,
+    ids: Arc<Ids>,
+    flags: Flags,
+    verdict: oneshot::Sender<Verdict>,
     shutdown: CancellationToken,
 ) -> ClusterWatch {
     let (sender, receiver) = watch::channel((
@@ -196,6 +203,7 @@ pub(crate) fn follow(
         shutdown.clone(),
     );
     tokio::spawn(async move {
+        let mut verdict = Some(verdict);
         loop {
             let allotment = allotments.borrow_and_update().clone();
             let mut retry = false;
@@ -209,7 +217,28 @@ pub(crate) fn follow(
                     .as_ref()
                     .is_some_and(|c| c.serves(&allotment))
                 {
-                    match Cluster::connect(&allotment, &launches).await {
+                    let connected = Cluster::connect(&allotment, &launches).await;
+                    let checked = match connected {
+                        Ok(cluster) if verdict.is_some() => {
+                            let link = cluster.links.first();
+                            match flags.check(link, &ids).await {
+                                Ok(said) => {
+                                    let refused = matches!(said, Verdict::Refused(_));
+                                    if let Some(verdict) = verdict.take() {
+                                        // Nobody listens any more when the proxy is going down.
+                                        let _ = verdict.send(said);
+                                    }
+                                    if refused {
+                                        return;
+                                    }
+                                    Ok(cluster)
+                                }
+                                Err(status) => Err(status),
+                            }
+                        }
+                        connected => connected,
+                    };
+                    match checked {
                         Ok(cluster) => {
                             tracing::info!(
                                 devices = cluster.devices.len(),

@@ -2,6 +2,8 @@
 
 use std::{net::TcpListener, os::unix::net::UnixListener, path::PathBuf, time::Duration};
 
+use tokio::sync::oneshot;
+
 /// Host buffers kept in memory before the rest goes to an unlinked file, in bytes.
 pub const DEFAULT_HOST_BUFFER_MEMORY_BYTES: u64 = 2 << 30;
 
@@ -33,8 +35,11 @@ pub struct Config {
     /// Gives memory that is free in this process back to the system; may block. Called after sessions have ended and when
     /// all is quiet.
     pub release_memory: fn(),
-    /// `--xla_*` flags of the command line, carried by each compile.
+    /// `--xla_*` flags of the environment, then of the command line, carried by each compile. The first worker's plugin is
+    /// asked about them before a client is served.
     pub xla_flags: Vec<String>,
+    /// Told when the plugin has taken the flags.
+    pub flags_taken: Option<oneshot::Sender<()>>,
 }
 
 impl Config {
@@ -52,6 +57,7 @@ impl Config {
             large_transfer_directory: None,
             release_memory: || {},
             xla_flags: Vec::new(),
+            flags_taken: None,
         }
     }
 }

@@ -10,6 +10,9 @@ pub enum Error {
     /// The gRPC server ended with an error.
     #[error("the gRPC server stopped")]
     Server(#[source] tonic::transport::Error),
+    /// The plugin does not take the compiler flags that this proxy was given.
+    #[error("{0}")]
+    Flags(String),
     /// The status page's server ended with an error.
     #[error("the status page stopped")]
     StatusPage(#[source] std::io::Error),

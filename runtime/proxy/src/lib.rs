@@ -11,6 +11,7 @@ mod config;
 mod convert;
 mod counters;
 mod error;
+mod flags;
 mod front;
 mod host_buffers;
 mod large_transfers;

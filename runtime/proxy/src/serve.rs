@@ -2,7 +2,10 @@
 
 use std::sync::{Arc, atomic::AtomicU64};
 
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::{
+    net::{TcpListener, UnixListener, UnixStream},
+    sync::oneshot,
+};
 use tokio_stream::{Stream, StreamExt as _, wrappers::UnixListenerStream};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Server, server::TcpIncoming};
@@ -12,6 +15,7 @@ use waystation_scheduler::patient;
 use crate::{
     Config, Error, cluster,
     counters::Counters,
+    flags::{Flags, Verdict},
     front::Front,
     host_buffers::HostMemory,
     large_transfers::LargeTransfers,
@@ -38,10 +42,15 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
     let address = listener.local_addr().map_err(Error::Listener)?;
     let counters = Arc::new(Counters::default());
     let usages = Arc::new(Usages::default());
+    let ids = Arc::new(Ids::new());
+    let (sender, verdict) = oneshot::channel();
     let cluster = cluster::follow(
         config.resource_manager,
         address.to_string(),
         Arc::new(AtomicU64::new(1)),
+        Arc::clone(&ids),
+        Flags::new(config.xla_flags.clone()),
+        sender,
         shutdown.clone(),
     );
     let status_page = config.status_listener.map(|listener| {
@@ -56,7 +65,7 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
     let shared = Arc::new(Shared {
         cluster,
         counters: Arc::clone(&counters),
-        ids: Ids::new(),
+        ids,
         usages,
         xla_flags: config.xla_flags,
         large_transfers: Arc::new(LargeTransfers::new(config.large_transfer_directory)),
@@ -85,15 +94,36 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
         patient(TcpIncoming::from(listener).with_nodelay(Some(true))),
         shutdown.clone().cancelled_owned(),
     );
-    match config.unix_listener {
-        None => on_tcp.await.map_err(Error::Server)?,
-        Some(listener) => {
-            let on_unix = server().serve_with_incoming_shutdown(
-                patient(own_users(listener).map_err(Error::Listener)?),
-                shutdown.clone().cancelled_owned(),
-            );
-            tokio::try_join!(on_tcp, on_unix).map_err(Error::Server)?;
+    let on_unix = match config.unix_listener {
+        None => None,
+        Some(listener) => Some(server().serve_with_incoming_shutdown(
+            patient(own_users(listener).map_err(Error::Listener)?),
+            shutdown.clone().cancelled_owned(),
+        )),
+    };
+    let served = async {
+        match on_unix {
+            None => on_tcp.await,
+            Some(on_unix) => tokio::try_join!(on_tcp, on_unix).map(|_| ()),
         }
+        .map_err(Error::Server)
+    };
+    let refused = async {
+        match verdict.await {
+            Ok(Verdict::Refused(why)) => return Error::Flags(why),
+            Ok(Verdict::Taken) => {
+                if let Some(taken) = config.flags_taken {
+                    // Whoever asked may have lost interest.
+                    let _ = taken.send(());
+                }
+            }
+            Err(_) => {}
+        }
+        std::future::pending().await
+    };
+    tokio::select! {
+        served = served => served?,
+        refused = refused => return Err(refused),
     }
     match status_page {
         Some(task) => task.await.unwrap_or(Ok(())),

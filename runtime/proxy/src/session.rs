@@ -72,7 +72,7 @@ const MAX_AWAITED: u32 = 1 << 14;
 pub(crate) struct Shared {
     pub(crate) cluster: ClusterWatch,
     pub(crate) counters: Arc<Counters>,
-    pub(crate) ids: Ids,
+    pub(crate) ids: Arc<Ids>,
     pub(crate) usages: Arc<Usages>,
     pub(crate) xla_flags: Vec<String>,
     pub(crate) large_transfers: Arc<LargeTransfers>,

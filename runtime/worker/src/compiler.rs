@@ -2,20 +2,21 @@
 //! thread; compiles and loads take their turns on threads that may block.
 
 mod loaded;
+mod probe;
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, Weak},
-    time::Instant,
+    sync::{Arc, Mutex, PoisonError, Weak, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 use waystation_cache::{Cache, Entry, Key, KeyInputs, Origin, Treatment};
 use waystation_pjrt::{Client, LoadedExecutable};
 use waystation_proto::{
     tensorflow::{StatusProto, error::Code},
-    waystation::{ExecutableInfo, compile::Job},
+    waystation::compile::Job,
 };
 
 pub(crate) use self::loaded::Loaded;
@@ -23,9 +24,10 @@ use self::loaded::Source;
 use crate::{
     child::{Compilers, Digest},
     counters::{self, Counters},
+    hlo::{Hlo, Kept},
     make,
-    program::{self, Prepared},
-    status, text,
+    program::{self, Defaults, Prepared},
+    status, text, topology,
 };
 
 /// Entries of one program that are loaded until one does: as many as the cache has room for, what is compiled when none
@@ -48,10 +50,12 @@ pub(crate) struct Compiler {
     compilers: Option<Compilers>,
     cache: Cache,
     identity: Identity,
+    hlo: Hlo,
     counters: Arc<Counters>,
     compiles: Arc<Semaphore>,
     loads: Arc<Semaphore>,
     loaded: Mutex<HashMap<Name, Weak<Loaded>>>,
+    defaults: OnceCell<Defaults>,
 }
 
 impl Compiler {
@@ -60,6 +64,7 @@ impl Compiler {
         compilers: Option<Compilers>,
         cache: Cache,
         identity: Identity,
+        hlo: Hlo,
         counters: Arc<Counters>,
         compiles: usize,
     ) -> Compiler {
@@ -68,15 +73,22 @@ impl Compiler {
             compilers,
             cache,
             identity,
+            hlo,
             counters,
             compiles: Arc::new(Semaphore::new(compiles.max(1))),
             loads: Arc::new(Semaphore::new(compiles.max(1))),
             loaded: Mutex::default(),
+            defaults: OnceCell::new(),
         }
     }
 
     pub(crate) fn cache(&self) -> &Cache {
         &self.cache
+    }
+
+    /// Waits for what is on its way to buckets, at most so long each.
+    pub(crate) async fn finish(&self, deadline: Duration) {
+        tokio::join!(self.cache.shutdown(deadline), self.hlo.finish(deadline));
     }
 
     /// Gets ready what the first compile needs.
@@ -109,13 +121,34 @@ impl Compiler {
         let prepared = program::prepare(options, device_ids, local, xla_flags)
             .map_err(|error| status::invalid(error.to_string()))?;
         let devices: Vec<i32> = device_ids.iter().filter_map(|&id| local(id)).collect();
-        let key = self.key(&program, &prepared).await?;
+        let key = self.key(&program, &prepared, &devices).await?;
         let source = Source {
             program,
             options: prepared.plugin_options.into(),
             shape: (prepared.num_replicas, prepared.num_partitions),
+            dump: prepared.dump.map(Arc::new),
+            dumped: Arc::default(),
         };
-        let name = (key, devices);
+        let (dump, dumped) = (source.dump.clone(), Arc::clone(&source.dumped));
+        let loaded = self.find((key, devices), source).await?;
+        if let Some(dump) = dump.filter(|_| !dumped.load(Relaxed)) {
+            let (this, hit) = (Arc::clone(self), Arc::clone(&loaded));
+            // The client need not wait for it.
+            tokio::task::spawn_blocking(move || {
+                let kept = hit.kept.as_ref();
+                this.hlo
+                    .write_hit(&dump, &hit.info.name, &hit.info.key, kept);
+            });
+        }
+        Ok(loaded)
+    }
+
+    /// The executable of a name: loaded already, from the cache, or compiled.
+    async fn find(
+        self: &Arc<Self>,
+        name: Name,
+        source: Source,
+    ) -> Result<Arc<Loaded>, StatusProto> {
         if let Some(loaded) = self.share(&name) {
             counters::add(&self.counters.shared_loads, 1);
             return Ok(loaded);
@@ -134,7 +167,7 @@ impl Compiler {
             let (entry, origin) = self.cache.get_or_compile(&name.0, compile).await?;
             let fresh = fresh.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(executable) = fresh {
-                return Ok(self.keep(name, executable, entry.info.clone(), source));
+                return Ok(self.keep(name, executable, &entry, source));
             }
             // Another request for the same program may have loaded it while this one waited.
             if let Some(loaded) = self.share(&name) {
@@ -142,7 +175,7 @@ impl Compiler {
             }
             let error = match self.deserialize(&entry, &source.options, &name.1).await {
                 Ok(executable) => {
-                    return Ok(self.keep(name, executable, entry.info.clone(), source));
+                    return Ok(self.keep(name, executable, &entry, source));
                 }
                 Err(error) => error,
             };
@@ -176,7 +209,7 @@ impl Compiler {
                 self.deserialize(&entry, &source.options, &name.1).await?
             }
         };
-        Ok(self.keep(name, executable, entry.info, source))
+        Ok(self.keep(name, executable, &entry, source))
     }
 
     /// Whether anything serialized has been loaded.
@@ -188,18 +221,27 @@ impl Compiler {
         self: &Arc<Self>,
         program: &Bytes,
         prepared: &Prepared,
+        devices: &[i32],
     ) -> Result<Key, StatusProto> {
         let (this, program, options) = (
             Arc::clone(self),
             program.clone(),
             prepared.key_options.clone(),
         );
+        let flags = if prepared.has_flags() {
+            prepared.key_flags(Some(self.defaults().await))
+        } else {
+            Vec::new()
+        };
+        let mut platform = self.identity.platform.clone();
+        platform.extend(topology::of_program(&self.client, devices));
         // Hashes the whole program.
         blocking(move || {
             Key::of(&KeyInputs {
                 program: &program,
                 options: &options,
-                platform: &this.identity.platform,
+                flags: &flags,
+                platform: &platform,
                 environment: &this.identity.environment,
             })
         })
@@ -221,14 +263,16 @@ impl Compiler {
         &self,
         name: Name,
         executable: LoadedExecutable,
-        mut info: ExecutableInfo,
+        entry: &Entry,
         source: Source,
     ) -> Arc<Loaded> {
+        let mut info = entry.info.clone();
         info.key = name.0.to_string();
         let digest = *name.0.digest();
         let loaded = Arc::new(Loaded::new(
             executable,
             info,
+            entry.text.as_deref().and_then(Kept::read),
             source,
             digest,
             &self.client,
@@ -268,6 +312,36 @@ impl Compiler {
                 "the program has an array of shape {dims:?}, which has more bytes than 64 bits can count"
             )));
         }
+        let dump = source.dump.as_deref();
+        let Some(watched) = self.hlo.watch(&source.options, dump) else {
+            return self.compile_plainly(digest, source).await;
+        };
+        let dumping = Source {
+            options: watched.options.clone(),
+            ..source.clone()
+        };
+        let compiled = self.compile_plainly(digest, &dumping).await;
+        let (executable, entry) = match compiled {
+            Err(error) if self.hlo.is_to_blame(&error) => {
+                return self.compile_plainly(digest, source).await;
+            }
+            compiled => compiled?,
+        };
+        let (this, asked) = (Arc::clone(self), source.dump.clone());
+        let collect = move || {
+            let kept = this.hlo.collect(&watched, asked.as_deref());
+            kept.map(|kept| kept.write())
+        };
+        let text = blocking(collect).await?;
+        source.dumped.store(dump.is_some(), Relaxed);
+        Ok((executable, Entry { text, ..entry }))
+    }
+
+    async fn compile_plainly(
+        self: &Arc<Self>,
+        digest: &Digest,
+        source: &Source,
+    ) -> Result<(Option<LoadedExecutable>, Entry), StatusProto> {
         if let Some(entry) = self.compile_in_child(digest, source).await? {
             return Ok((None, entry));
         }
@@ -375,10 +449,15 @@ impl Compiler {
         .await
     }
 
-    /// XLA's text of the optimized program. The program is compiled once more for it.
+    /// XLA's text of the optimized program. Where none was kept, the program is compiled once more for it.
     pub(crate) async fn text(self: &Arc<Self>, loaded: &Loaded) -> Result<String, StatusProto> {
+        if let Some(kept) = loaded.kept.clone()
+            && let Some(text) = blocking(move || kept.optimized()).await?
+        {
+            return Ok(text);
+        }
         let folder = text::folder()?;
-        let options = text::options(&loaded.source.options, &folder)?;
+        let options = text::options(&loaded.source.options, &folder, None)?;
         let source = Source {
             options: options.into(),
             ..loaded.source.clone()

@@ -23,6 +23,7 @@ mod dump;
 mod error;
 mod geometry;
 mod heap;
+mod hlo;
 mod host;
 mod join;
 mod layout;
@@ -43,6 +44,7 @@ mod session;
 mod status;
 mod table;
 mod text;
+mod topology;
 mod usage;
 mod window;
 

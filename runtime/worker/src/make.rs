@@ -8,6 +8,7 @@ use waystation_proto::{
     waystation::ExecutableInfo,
     xla::CompiledMemoryStatsProto,
 };
+use waystation_stablehlo::wire::Message;
 
 use crate::{
     program::{self, PluginFacts},
@@ -16,6 +17,11 @@ use crate::{
 
 /// StableHLO portable artifacts go to the plugin under this name.
 const FORMAT: &str = "mlir";
+
+/// `HloModuleProtoWithConfig.config`, an `xla.HloModuleConfigProto`.
+const MODULE_CONFIG: u32 = 2;
+/// `HloModuleConfigProto.debug_options`.
+const CONFIG_DEBUG_OPTIONS: u32 = 14;
 
 /// Replicas and partitions.
 pub(crate) type Shape = (u32, u32);
@@ -65,6 +71,26 @@ pub(crate) fn compile(
     options: &[u8],
 ) -> Result<LoadedExecutable, StatusProto> {
     client.compile(program, FORMAT, options).map_err(failed)
+}
+
+/// Compiles and says with which debug options the plugin has done it, the bytes of an `xla.DebugOptions`. Empty where the
+/// plugin does not say. Blocks.
+pub(crate) fn probe(
+    client: &Client,
+    program: &[u8],
+    options: &[u8],
+) -> Result<Vec<u8>, StatusProto> {
+    let executable = compile(client, program, options)?;
+    let Ok(optimized) = executable.optimized_program() else {
+        return Ok(Vec::new());
+    };
+    let find = || {
+        let module = Message::parse(&optimized).ok()?;
+        let config = module.message(MODULE_CONFIG).ok()??;
+        let config = Message::parse(&config).ok()?;
+        Some(config.message(CONFIG_DEBUG_OPTIONS).ok()??.into_owned())
+    };
+    Ok(find().unwrap_or_default())
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]

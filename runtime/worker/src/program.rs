@@ -8,10 +8,13 @@ mod describe;
 mod dump;
 mod error;
 mod flags;
+mod known;
 mod options;
 mod sharding;
 
 pub use describe::{PluginFacts, describe};
-pub use dump::with_dump;
+pub use dump::{Dump, with_dump};
 pub use error::Error;
+pub use flags::Defaults;
+pub(crate) use known::similar;
 pub use options::{Prepared, prepare};

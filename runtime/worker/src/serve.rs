@@ -1,6 +1,9 @@
 //! Brings a worker up, serves until the token is cancelled, and takes it down.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -18,6 +21,7 @@ use crate::{
     dispatch,
     error::Error,
     heap,
+    hlo::Hlo,
     ledger::Ledger,
     linalg,
     peers::{CONNECTION_WINDOW_BYTES, Peers, STREAM_WINDOW_BYTES},
@@ -54,6 +58,7 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
         .to_string();
     let address = config.advertise.clone().unwrap_or(address);
     let identity = identity(&client, &digest, targets, config.environment.clone());
+    let hlo = Hlo::new(config.cache.keep_hlo_text, place(config.slice, config.task));
     let cache = Cache::open(config.cache);
     let report = Report {
         plugin_path: config.plugin.display().to_string(),
@@ -75,6 +80,7 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
         compilers,
         cache,
         identity,
+        hlo,
         Arc::clone(&counters),
         config.limits.compiles,
     );
@@ -149,7 +155,7 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
     // Only a thread that is gone takes no event.
     let _ = core.events.send(Event::Stop);
     core.compiler.stop();
-    core.compiler.cache().shutdown(grace).await;
+    core.compiler.finish(grace).await;
     // The process must not end inside a call of the plugin.
     if tokio::time::timeout(grace, died).await.is_err() {
         tracing::warn!("the plugin still works on the last op; the worker ends without it");
@@ -197,6 +203,13 @@ fn identity(
         platform,
         environment: platform::environment(environment),
     }
+}
+
+/// The folder of this process's dumps: no other process writes to it, not one that comes after this one in its place either.
+fn place(slice: u32, task: u32) -> String {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let seconds = since.map_or(0, |time| time.as_secs());
+    format!("worker-{slice}-{task}-{seconds}-{}", std::process::id())
 }
 
 /// Ends when the thread ends before it is told to.

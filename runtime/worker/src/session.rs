@@ -164,6 +164,7 @@ impl Session {
             }
             op::Op::Watch(op) => self.watch(op),
             op::Op::Compile(op) => self.compile(op),
+            op::Op::CheckFlags(op) => self.check_flags(op),
             op::Op::Unload(op) => self.unload(op.executable),
             op::Op::Execute(op) => self.execute(op, permit),
             op::Op::ProgramText(op) => self.program_text(&op),

@@ -1,5 +1,6 @@
-//! XLA's text of an optimized program. The C API gives it as a proto only, and printing that is XLA's own business; so the
-//! program is compiled once more with XLA's dumps going to a private folder, and the text is read from there.
+//! XLA's text of an optimized program. The C API gives it as a proto only, and printing that is XLA's own business; so where
+//! no text has been kept, the program is compiled once more with XLA's dumps going to a private folder, and the text is read
+//! from there.
 
 use std::{fs, io};
 
@@ -22,9 +23,14 @@ pub(crate) fn folder() -> Result<TempDir, StatusProto> {
     folder.map_err(|error| unreadable(&error))
 }
 
-/// The plugin's options, with XLA's dumps going to the folder.
-pub(crate) fn options(options: &[u8], folder: &TempDir) -> Result<Vec<u8>, StatusProto> {
-    program::with_dump(options, folder.path()).map_err(|error| status::invalid(error.to_string()))
+/// The plugin's options, with XLA's dumps going to the folder: the texts, and what else is asked for.
+pub(crate) fn options(
+    options: &[u8],
+    folder: &TempDir,
+    dump: Option<&program::Dump>,
+) -> Result<Vec<u8>, StatusProto> {
+    program::with_dump(options, folder.path(), dump)
+        .map_err(|error| status::invalid(error.to_string()))
 }
 
 /// The text that a compile has left in the folder. Blocks.

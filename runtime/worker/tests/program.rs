@@ -52,7 +52,7 @@ fn compile(
         &["--xla_cpu_enable_fast_min_max=true".to_owned()],
     )
     .expect("prepared");
-    let options = with_dump(&prepared.plugin_options, dump).expect("options");
+    let options = with_dump(&prepared.plugin_options, dump, None).expect("options");
     let executable = client.compile(program, "mlir", &options).expect("compiled");
     let facts = PluginFacts {
         name: executable.name().to_owned(),

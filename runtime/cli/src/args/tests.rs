@@ -140,7 +140,11 @@ fn the_reference_names_every_flag() {
             "{}",
             subcommand.get_name()
         );
-        let shown = subcommand.get_arguments().filter(|arg| !arg.is_hide_set());
+        let nested = subcommand
+            .get_subcommands()
+            .flat_map(clap::Command::get_arguments);
+        let shown = subcommand.get_arguments().chain(nested);
+        let shown = shown.filter(|arg| !arg.is_hide_set());
         flags.extend(shown.filter_map(|arg| arg.get_long().map(str::to_owned)));
     }
     flags.remove("help");

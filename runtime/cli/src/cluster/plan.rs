@@ -13,6 +13,7 @@ use waystation_cache::config::Disk;
 
 use crate::{
     argv::parse_bool,
+    cache_args::CacheArgs,
     command::{compile_child::InChild, proxy::MAX_SESSIONS},
     disk_cache::{self, DiskArgs},
     error::Failure,
@@ -37,6 +38,8 @@ pub(crate) struct ClusterArgs {
     pub(crate) gcs_scratch_location: Option<String>,
     #[command(flatten)]
     pub(crate) disk: DiskArgs,
+    #[command(flatten)]
+    pub(crate) cache: CacheArgs,
     /// PJRT plugin: cpu, cuda, tpu, or the path of a shared library
     #[arg(long = "pjrt_plugin", value_name = "NAME|PATH", default_value = "cpu")]
     pub(crate) pjrt_plugin: String,
@@ -97,6 +100,7 @@ pub(crate) struct Plan {
     devices_per_worker: Option<u32>,
     location: Option<String>,
     disk: Option<Disk>,
+    cache: CacheArgs,
     plugin: PathBuf,
     lapack: Option<PathBuf>,
     device_memory_bytes: Option<u64>,
@@ -161,6 +165,7 @@ impl Plan {
             devices_per_worker: args.devices_per_worker,
             disk: args.disk.disk()?,
             location: bucket.map(|bucket| bucket.location().to_string()),
+            cache: args.cache.clone(),
             plugin,
             lapack,
             device_memory_bytes: args.device_memory_bytes,
@@ -227,6 +232,7 @@ impl Plan {
                 arguments.push(flag("slice_tasks", self.workers.to_string()));
                 arguments.push(flag("pjrt_plugin", &self.plugin));
                 arguments.extend(self.lapack.as_ref().map(|path| flag("lapack", path)));
+                arguments.extend(self.cache.arguments());
                 arguments.push(flag("compile_in_child", self.compile_in_child.as_str()));
                 arguments.extend(
                     self.devices_per_worker
@@ -298,6 +304,10 @@ mod tests {
                 bytes: 8,
                 ..Disk::new("/d")
             }),
+            cache: CacheArgs {
+                cache_keep_hlo_text: false,
+                cache_history: Some("/h".into()),
+            },
             plugin: "/p.so".into(),
             lapack: Some("/l.so".into()),
             device_memory_bytes: Some(9),
@@ -338,6 +348,7 @@ mod tests {
         assert_eq!(worker.gcs_scratch_location.as_deref(), Some("file:///b"));
         let disk = worker.disk.disk().unwrap().unwrap();
         assert_eq!((disk.folder.as_path(), disk.bytes), (Path::new("/d"), 8));
+        assert_eq!(worker.cache, plan().cache);
         assert_eq!(worker.lapack.as_deref(), Some(Path::new("/l.so")));
         assert_eq!(worker.device_memory_bytes, Some(9));
         assert_eq!(worker.compile_in_child, InChild::No);

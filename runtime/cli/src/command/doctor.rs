@@ -1,6 +1,8 @@
 //! `doctor`.
 
-use std::{env, fmt::Write as _, path::PathBuf};
+use std::{env, ffi::OsString, fmt::Write as _, path::PathBuf};
+
+use waystation_cache::platform;
 
 use crate::{error::Failure, http, location, output, plugin, python};
 
@@ -55,6 +57,7 @@ pub(crate) async fn run(args: Args) -> Result<u8, Failure> {
             opened => report.result("bucket", opened.map(|_| text.clone())),
         },
     }
+    compiler_environment(&mut report, env::vars_os());
     client_environment(&mut report, |name| env::var(name).ok());
     if let Some(url) = &args.status_url {
         report.result(
@@ -64,6 +67,22 @@ pub(crate) async fn run(args: Args) -> Result<u8, Failure> {
     }
     output::print(&report.text)?;
     Ok(if report.bad { crate::error::USAGE } else { 0 })
+}
+
+/// What a worker started in this environment takes into the keys of compiled programs, because its compiler obeys it.
+fn compiler_environment(
+    report: &mut Report,
+    variables: impl Iterator<Item = (OsString, OsString)>,
+) {
+    let text = |raw: OsString| raw.to_string_lossy().into_owned();
+    let obeyed = platform::environment(variables.map(|(name, value)| (text(name), text(value))));
+    if obeyed.is_empty() {
+        report.line("ok", "compiler", "no variable steers it");
+    }
+    for (name, value) in obeyed {
+        let text = format!("{value} (obeyed by the compiler, part of every key)");
+        report.line("ok", &name, &text);
+    }
 }
 
 /// What JAX reads. `variable`: the environment.
@@ -155,6 +174,29 @@ mod tests {
         ("IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS", "true"),
         ("ENABLE_PATHWAYS_PERSISTENCE", "1"),
     ];
+
+    #[test]
+    fn variables_that_steer_the_compiler_are_shown() {
+        let shown = |variables: &[(&str, &str)]| {
+            let mut report = Report::default();
+            let variables = variables
+                .iter()
+                .map(|(name, value)| ((*name).into(), (*value).into()));
+            compiler_environment(&mut report, variables);
+            report.text
+        };
+        assert_eq!(
+            shown(&[("HOME", "/h")]),
+            "ok compiler: no variable steers it\n"
+        );
+        assert_eq!(
+            shown(&[
+                ("XLA_FLAGS", "--xla_b --xla_dump_to=/d --xla_a"),
+                ("HOME", "/h")
+            ]),
+            "ok XLA_FLAGS: --xla_a --xla_b (obeyed by the compiler, part of every key)\n"
+        );
+    }
 
     #[test]
     fn a_good_environment_is_good_and_each_spoiled_variable_is_named() {

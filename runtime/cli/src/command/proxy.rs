@@ -2,7 +2,12 @@
 
 use std::path::PathBuf;
 
-use crate::{args::RoleArgs, error::Failure, large_transfers, lifetime, listen, size::parse_bytes};
+use tokio::sync::oneshot;
+use waystation_proxy::Error;
+
+use crate::{
+    args::RoleArgs, error::Failure, large_transfers, lifetime, listen, size::parse_bytes, xla_flags,
+};
 
 /// Port of Pathways' proxy.
 const DEFAULT_PORT: u16 = 29000;
@@ -13,8 +18,9 @@ pub(crate) const MAX_SESSIONS: u32 = waystation_proxy::DEFAULT_MAX_SESSIONS as u
 
 /// Serve JAX processes: the IFRT proxy service in front of a cluster's workers
 ///
-/// Flags named --xla_... are taken under any name and go to the compiler with every program. Flags that launchers of
-/// Pathways add and that have no meaning here are taken with a warning.
+/// Flags named --xla_... and those in the variable XLA_FLAGS go to the compiler with every program; its plugin is asked
+/// about them before a client is served. Flags that launchers of Pathways add and that have no meaning here are taken with
+/// a warning.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Port to listen on; 0 takes a free one
@@ -48,7 +54,10 @@ pub(crate) struct Args {
 }
 
 /// Serves until told to end.
-pub(crate) fn run(args: Args, xla_flags: Vec<String>) -> Result<(), Failure> {
+pub(crate) fn run(args: Args, own_flags: Vec<String>) -> Result<(), Failure> {
+    // The command line wins.
+    let mut flags = xla_flags::of_environment(std::env::var_os("XLA_FLAGS"))?;
+    flags.extend(own_flags);
     let listener = listen::bind(args.role.bind_address, args.server_port, "--server_port")?;
     let mut addresses = vec![listen::address(&listener)?];
     let mut config = waystation_proxy::Config::new(listener, args.resource_manager_address);
@@ -66,13 +75,29 @@ pub(crate) fn run(args: Args, xla_flags: Vec<String>) -> Result<(), Failure> {
         large_transfers::check(directory)?;
     }
     config.large_transfer_directory = args.large_transfer_directory;
-    config.xla_flags = xla_flags;
+    let asks = !flags.is_empty();
+    config.xla_flags = flags;
+    let (sender, taken) = oneshot::channel();
+    config.flags_taken = Some(sender);
     config.release_memory = waystation_pjrt::release_free_heap;
     lifetime::run(args.role.parent_stdin, async |stop| {
-        if let Some(file) = &args.role.ready_file {
-            listen::write_ready_file(file, &addresses)?;
-        }
-        let served = waystation_proxy::serve(config, stop).await;
-        served.map_err(|error| Failure::because("the proxy failed", &error))
+        // A proxy whose flags may yet be refused is not ready.
+        let ready = async {
+            if asks && taken.await.is_err() {
+                return Ok(());
+            }
+            match &args.role.ready_file {
+                Some(file) => listen::write_ready_file(file, &addresses),
+                None => Ok(()),
+            }
+        };
+        let served = async {
+            let served = waystation_proxy::serve(config, stop).await;
+            served.map_err(|error| match error {
+                Error::Flags(why) => Failure::usage(why),
+                error => Failure::because("the proxy failed", &error),
+            })
+        };
+        tokio::try_join!(ready, served).map(|_| ())
     })
 }

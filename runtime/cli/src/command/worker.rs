@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use crate::{
-    args::RoleArgs, command::compile_child::InChild, disk_cache::DiskArgs, error::Failure,
-    lifetime, listen, location, plugin, python, size::parse_some_bytes, threads,
+    args::RoleArgs, cache_args::CacheArgs, command::compile_child::InChild, disk_cache::DiskArgs,
+    error::Failure, lifetime, listen, location, plugin, python, size::parse_some_bytes, threads,
 };
 
 /// Port of Pathways' workers.
@@ -49,6 +49,8 @@ pub(crate) struct Args {
     pub(crate) gcs_scratch_location: Option<String>,
     #[command(flatten)]
     pub(crate) disk: DiskArgs,
+    #[command(flatten)]
+    pub(crate) cache: CacheArgs,
     /// Memory that arrays and executions may take of each device [default: no limit but the device's own]
     #[arg(long = "device_memory_bytes", value_name = "SIZE", value_parser = parse_some_bytes)]
     pub(crate) device_memory_bytes: Option<u64>,
@@ -93,11 +95,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             plugin,
             plugin_options,
             lapack,
-            cache: waystation_cache::Config {
-                location: bucket,
-                disk,
-                ..waystation_cache::Config::default()
-            },
+            cache: args.cache.config(bucket, disk),
             environment: environment(),
             compile_child: args.compile_in_child.child(),
             limits: waystation_worker::Limits {

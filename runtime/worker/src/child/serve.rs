@@ -137,6 +137,12 @@ impl Child {
             make::compile(client, &job.program, &job.options)?;
             return Ok(Done::default());
         }
+        if job.probe {
+            return Ok(Done {
+                debug_options: make::probe(client, &job.program, &job.options)?.into(),
+                ..Done::default()
+            });
+        }
         let shape = (job.num_replicas, job.num_partitions);
         let made = make::make(client, &job.program, &job.options, shape)?;
         let (executable, not_serialized) = match made.serialized {

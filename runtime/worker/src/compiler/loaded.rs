@@ -1,6 +1,6 @@
 //! An executable that is loaded, and what it was made from.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, atomic::AtomicBool};
 
 use bytes::Bytes;
 use waystation_pjrt::{Buffer, Client, LoadedExecutable};
@@ -9,7 +9,9 @@ use waystation_proto::waystation::{ExecutableInfo, compile::Job};
 use crate::{
     child::Digest,
     counters::{self, Counters},
+    hlo::Kept,
     make::{self, Shape},
+    program::Dump,
 };
 
 /// What an executable is made from.
@@ -19,6 +21,10 @@ pub(super) struct Source {
     /// The plugin's.
     pub(super) options: Bytes,
     pub(super) shape: Shape,
+    /// What the request asks to be dumped.
+    pub(super) dump: Option<Arc<Dump>>,
+    /// Set when a compile for the request has dumped it.
+    pub(super) dumped: Arc<AtomicBool>,
 }
 
 impl Source {
@@ -38,6 +44,8 @@ impl Source {
 pub(crate) struct Loaded {
     pub(crate) executable: LoadedExecutable,
     pub(crate) info: ExecutableInfo,
+    /// The program's text, where it was kept.
+    pub(super) kept: Option<Kept>,
     /// What it was made from, for the program's text.
     pub(super) source: Source,
     pub(super) digest: Digest,
@@ -64,6 +72,7 @@ impl Loaded {
     pub(super) fn new(
         executable: LoadedExecutable,
         info: ExecutableInfo,
+        kept: Option<Kept>,
         source: Source,
         digest: Digest,
         client: &Client,
@@ -82,6 +91,7 @@ impl Loaded {
             ordinals: ordinals(client, executable.device_ids()),
             executable,
             info,
+            kept,
             source,
             digest,
             sizes: OnceLock::new(),

@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 use waystation_pjrt::{Code, OptionValue};
 use waystation_proto::{
     tensorflow::StatusProto,
-    waystation::worker::{Answer, CostAnalysis, DefaultLayout, ProgramText},
+    waystation::worker::{Answer, CheckFlags, CostAnalysis, DefaultLayout, ProgramText},
 };
 
 use super::{Session, program::Loaded};
@@ -69,6 +69,17 @@ impl Session {
                 let result = question(Arc::clone(&core), loaded).await;
                 core.post(serial, move |session| session.answer(request, result));
             });
+        });
+    }
+
+    /// Answers beside the dispatch thread whether the plugin knows the flags.
+    pub(super) fn check_flags(&mut self, op: CheckFlags) {
+        let CheckFlags { request, xla_flags } = op;
+        let (core, serial) = (Arc::clone(&self.core), self.serial);
+        self.core.runtime.spawn(async move {
+            let known = core.compiler.check_flags(&xla_flags).await;
+            let result = known.map(|()| Answer::default());
+            core.post(serial, move |session| session.answer(request, result));
         });
     }
 

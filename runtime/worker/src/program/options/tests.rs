@@ -1,12 +1,9 @@
 use std::path::Path;
 
 use proptest::prelude::*;
-use waystation_stablehlo::{compile_options::device_assignment, wire::Value};
+use waystation_stablehlo::compile_options::device_assignment;
 
 use super::*;
-
-const NUM_REPLICAS: u32 = 4;
-const NUM_PARTITIONS: u32 = 5;
 
 fn entry(key: &str, value: &str) -> Vec<u8> {
     let mut inner = Message::default();
@@ -85,38 +82,33 @@ fn contains(bytes: &[u8], text: &str) -> bool {
         .any(|window| window == text.as_bytes())
 }
 
-/// The fields of the debug options inside.
-fn debug_fields(options: &[u8]) -> Vec<(u32, Vec<u8>)> {
+/// The debug options inside.
+fn debug_options(options: &[u8]) -> Option<Vec<u8>> {
     let options = Message::parse(options).expect("options");
-    let build = options
-        .message(EXECUTABLE_BUILD_OPTIONS)
-        .expect("build")
-        .expect("there")
-        .into_owned();
+    let build = part(&options, EXECUTABLE_BUILD_OPTIONS, "build").expect("build");
     let build = Message::parse(&build).expect("build");
-    let debug = build
-        .message(DEBUG_OPTIONS)
-        .expect("debug")
-        .expect("there")
-        .into_owned();
-    let debug = Message::parse(&debug).expect("debug");
-    let bytes = |value: Value<'_>| match value {
-        Value::Varint(value) => value.to_le_bytes().to_vec(),
-        Value::Bytes(bytes) => bytes.to_vec(),
-        _ => Vec::new(),
-    };
-    debug
-        .fields()
-        .map(|(number, value)| (number, bytes(value)))
-        .collect()
+    let debug = build.message(DEBUG_OPTIONS).expect("readable");
+    debug.map(Cow::into_owned)
 }
 
 fn overrides(options: &[u8]) -> Vec<String> {
     let options = Message::parse(options).expect("options");
     let entries = options.repeated(ENV_OPTION_OVERRIDES).expect("entries");
-    let name =
-        |entry: &&[u8]| String::from_utf8(flags::name_of(entry).expect("entry")).expect("text");
+    let name = |entry: &&[u8]| Override::decode(entry).expect("entry").name;
     entries.iter().map(name).collect()
+}
+
+/// Everything that goes into a key.
+fn keyed(options: &[u8], ids: &[i32], flags: &[&str]) -> (Vec<u8>, Vec<(String, String)>) {
+    let prepared = prepared(options, ids, flags);
+    let flags = prepared.key_flags(None);
+    (prepared.key_options, flags)
+}
+
+fn key_flags(options: &[u8], flags: &[&str]) -> Vec<String> {
+    let (_, flags) = keyed(options, &[8], flags);
+    let flat = |(name, value)| format!("{name} = {value}");
+    flags.into_iter().map(flat).collect()
 }
 
 #[test]
@@ -139,12 +131,49 @@ fn no_path_of_the_client_reaches_the_plugin() {
         assert!(!contains(bytes, "xla_dump_to"));
         assert!(!contains(bytes, "xla_gpu_kernel_cache_file"));
     }
-    let numbers: Vec<_> = debug_fields(&options.plugin_options)
-        .into_iter()
-        .map(|(number, _)| number)
-        .collect();
-    assert_eq!(numbers, [31, 253, 357, 357, 9_999, 61]);
-    assert!(debug_fields(&options.plugin_options).contains(&(61, b"./cuda_sdk_lib".to_vec())));
+}
+
+/// An empty `DebugOptions` would set every option to zero, and XLA would then refuse to compile.
+#[test]
+fn the_clients_debug_options_stay_away() {
+    let options = prepared(&plain(&[8]), &[8], &[]);
+    assert_eq!(debug_options(&options.plugin_options), None);
+    assert_eq!(debug_options(&options.key_options), None);
+}
+
+#[test]
+fn what_jax_sets_in_them_is_heard_and_its_defaults_say_nothing() {
+    assert_eq!(
+        key_flags(&plain(&[8]), &[]),
+        ["xla_a = text 1", "xla_b = text 1"]
+    );
+    let unoptimized = client(&[8], |_, _, debug| {
+        debug.set_varint(31, 0);
+        debug.set_varint(73, 1);
+        debug.push_bytes(30, b"rematerialization");
+        debug.push_bytes(30, b"dce");
+    });
+    assert_eq!(
+        key_flags(&unoptimized, &[])[2..],
+        [
+            "xla_backend_optimization_level = int 0",
+            "xla_disable_hlo_passes = text rematerialization,dce",
+            "xla_llvm_disable_expensive_passes = bool true"
+        ]
+    );
+    let spelled_out = client(&[8], |_, _, debug| debug.set_varint(73, 0));
+    assert_eq!(
+        keyed(&spelled_out, &[8], &[]),
+        keyed(&plain(&[8]), &[8], &[])
+    );
+    let wrong = client(&[8], |_, _, debug| debug.set_bytes(73, b"x"));
+    assert!(matches!(
+        prepare(&wrong, &[8], local, &[]),
+        Err(Error::Options {
+            part: "DebugOptions",
+            ..
+        })
+    ));
 }
 
 #[test]
@@ -165,33 +194,79 @@ fn fields_nobody_knows_reach_the_plugin() {
 }
 
 #[test]
-fn flags_win_over_the_clients_overrides() {
+fn the_program_wins_over_the_proxy_and_the_proxy_over_debug_options() {
     let flags = [
         "--xla_a=5",
         "--xla_c",
         "--xla_c=false",
-        "--xla_dump_to=/operator",
+        "--xla_backend_optimization_level=2",
     ];
-    let options = prepared(&plain(&[8]), &[8], &flags);
+    let unoptimized = client(&[8], |_, _, debug| debug.set_varint(31, 0));
+    assert_eq!(
+        key_flags(&unoptimized, &flags),
+        [
+            "xla_a = text 1",
+            "xla_b = text 1",
+            "xla_backend_optimization_level = int 2",
+            "xla_c = bool false"
+        ]
+    );
+    let options = prepared(&unoptimized, &[8], &flags);
     assert_eq!(
         overrides(&options.plugin_options),
-        ["xla_b", "xla_a", "xla_c", "xla_dump_to"]
+        ["xla_a", "xla_b", "xla_backend_optimization_level", "xla_c"]
     );
     assert!(
-        contains(&options.plugin_options, "\x12\x03\x0a\x015"),
-        "xla_a has the flag's value"
+        contains(&options.plugin_options, "\x12\x03\x0a\x011"),
+        "xla_a has the program's value"
     );
-    assert!(
-        contains(&options.plugin_options, "/operator"),
-        "the operator may dump"
+}
+
+#[test]
+fn the_operators_dumps_are_kept_apart() {
+    let flags = ["--xla_dump_to=gs://b/d", "--xla_dump_hlo_as_proto"];
+    let options = prepared(&plain(&[8]), &[8], &flags);
+    assert!(!contains(&options.plugin_options, "xla_dump"));
+    let dump = options.dump.expect("asked for");
+    assert_eq!(dump.to, "gs://b/d");
+    let dumping = super::super::with_dump(&options.plugin_options, Path::new("/d"), Some(&dump));
+    assert_eq!(
+        overrides(&dumping.expect("valid")),
+        [
+            "xla_a",
+            "xla_b",
+            "xla_dump_to",
+            "xla_dump_hlo_as_text",
+            "xla_dump_hlo_as_proto"
+        ]
     );
-    assert_eq!(overrides(&options.key_options), ["xla_a", "xla_b", "xla_c"]);
+    let nowhere = prepared(&plain(&[8]), &[8], &["--xla_dump_hlo_as_proto"]);
+    assert_eq!(nowhere.dump, None);
+}
+
+#[test]
+fn flags_without_effect_are_not_in_the_key() {
+    let base = key_flags(&plain(&[8]), &[]);
+    for flag in [
+        "--xla_detailed_logging",
+        "--xla_force_host_platform_device_count=3",
+    ] {
+        assert_eq!(key_flags(&plain(&[8]), &[flag]), base, "{flag}");
+    }
+    let mut own = Message::default();
+    own.push_varint(31, 3);
+    let defaults = Defaults::new(own.encode());
+    let level = |value: &str| {
+        let flag = format!("--xla_backend_optimization_level={value}");
+        prepared(&plain(&[8]), &[8], &[&flag]).key_flags(Some(&defaults))
+    };
+    assert_eq!(level("3").len(), base.len(), "the plugin's own value");
+    assert_eq!(level("2").len(), base.len() + 1);
 }
 
 #[test]
 fn the_key_depends_on_what_is_compiled_and_on_nothing_else() {
-    let key =
-        |options: &[u8], ids: &[i32], flags: &[&str]| prepared(options, ids, flags).key_options;
+    let key = keyed;
     let base = key(&plain(&[8, 9]), &[8, 9], &[]);
     assert_eq!(
         key(&plain(&[13, 11]), &[13, 11], &[]),
@@ -209,22 +284,26 @@ fn the_key_depends_on_what_is_compiled_and_on_nothing_else() {
             _ => Vec::new(),
         }
     };
-    let reordered = client(&[8, 9], |options, _, debug| {
+    let reordered = client(&[8, 9], |options, _, _| {
         options.sort_occurrences(ENV_OPTION_OVERRIDES, descending);
-        debug.sort_occurrences(357, flags::map_key);
     });
     assert_eq!(
         key(&reordered, &[8, 9], &[]),
         base,
         "another order of map entries"
     );
-    let undumped = client(&[8, 9], |_, _, debug| {
-        [61, 109, 112, 132, 210, 253]
-            .into_iter()
-            .for_each(|number| debug.remove(number));
-        debug.push_bytes(61, b"./cuda_sdk_lib");
+    let other_client = client(&[8, 9], |_, _, debug| {
+        debug.set_varint(9_999, 8);
+        debug.set_bytes(109, b"/elsewhere");
     });
-    assert_eq!(key(&undumped, &[8, 9], &[]), base, "no dump at all");
+    assert_eq!(key(&other_client, &[8, 9], &[]), base, "another XLA");
+    let spelled_out = client(&[8, 9], |options, build, _| {
+        options.push_varint(2, 0);
+        build.push_varint(6, 0);
+        build.push_bytes(14, b"");
+        build.remove(NUM_REPLICAS);
+    });
+    assert_eq!(key(&spelled_out, &[8, 9], &[]), base, "zeros");
 
     let others = [
         key(&plain(&[8]), &[8], &[]),
@@ -234,9 +313,7 @@ fn the_key_depends_on_what_is_compiled_and_on_nothing_else() {
             &[],
         ),
         key(
-            &client(&[8, 9], |_, _, debug| {
-                debug.push_bytes(357, &entry("c", "1"))
-            }),
+            &client(&[8, 9], |_, build, _| build.push_varint(9_998, 0)),
             &[8, 9],
             &[],
         ),
@@ -252,7 +329,7 @@ fn the_key_depends_on_what_is_compiled_and_on_nothing_else() {
             &[8, 9],
             &[],
         ),
-        key(&plain(&[8, 9]), &[8, 9], &["--xla_a=2"]),
+        key(&plain(&[8, 9]), &[8, 9], &["--xla_d=2"]),
     ];
     for (index, other) in others.iter().enumerate() {
         assert_ne!(*other, base, "change {index}");
@@ -317,36 +394,11 @@ fn what_does_not_fit_is_refused() {
     ));
 }
 
-#[test]
-fn the_workers_dump_replaces_every_other() {
-    let options = prepared(
-        &plain(&[8]),
-        &[8],
-        &["--xla_dump_to=/operator", "--xla_a=5"],
-    );
-    let dumped =
-        super::super::with_dump(&options.plugin_options, Path::new("/private/dir")).expect("valid");
-    assert_eq!(overrides(&dumped), ["xla_b", "xla_a"]);
-    let fields = debug_fields(&dumped);
-    let of = |number: u32| {
-        fields
-            .iter()
-            .filter(|(n, _)| *n == number)
-            .map(|(_, value)| value.clone())
-            .collect::<Vec<_>>()
-    };
-    assert_eq!(of(109), [b"/private/dir".to_vec()]);
-    assert_eq!(of(112), [1_u64.to_le_bytes().to_vec()]);
-    assert_eq!(of(132), [u64::MAX.to_le_bytes().to_vec()]);
-    assert_eq!(of(253), [1_u64.to_le_bytes().to_vec()]);
-    assert_eq!(of(9_999).len(), 1, "the rest stays");
-}
-
 proptest! {
     #[test]
     fn any_bytes_are_prepared_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         let _ = prepare(&bytes, &[8], local, &[]);
-        let _ = super::super::with_dump(&bytes, Path::new("/d"));
+        let _ = super::super::with_dump(&bytes, Path::new("/d"), None);
     }
 
     #[test]
@@ -360,25 +412,29 @@ proptest! {
     }
 }
 
-/// An empty `DebugOptions` sets every option to zero, and XLA then refuses to compile.
+/// What stands in keys: when this changes, entries in buckets are another rule's, and `waystation_cache::RULES` has to be
+/// raised.
 #[test]
-fn debug_options_that_are_not_there_stay_away() {
-    let mut build = Message::default();
-    build.push_varint(NUM_REPLICAS, 1);
-    build.push_varint(NUM_PARTITIONS, 1);
-    let mut options = Message::default();
-    options.push_bytes(EXECUTABLE_BUILD_OPTIONS, &build.encode());
-    let prepared = prepare(&options.encode(), &[0], Some, &[]).expect("valid");
-    let dumping = dump::with_dump(&prepared.plugin_options, Path::new("/tmp/dump")).expect("valid");
-    for options in [&prepared.plugin_options, &prepared.key_options, &dumping] {
-        let options = Message::parse(options).expect("options");
-        let build = options
-            .message(EXECUTABLE_BUILD_OPTIONS)
-            .expect("build")
-            .expect("there")
-            .into_owned();
-        let build = Message::parse(&build).expect("build");
-        assert_eq!(build.message(DEBUG_OPTIONS).expect("readable"), None);
-    }
-    assert!(contains(&dumping, "xla_dump_to") && contains(&dumping, "/tmp/dump"));
+fn the_rules_are_those_of_the_number() {
+    let text = |bytes: &[u8]| {
+        bytes
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect::<String>()
+    };
+    let (options, flags) = keyed(&plain(&[8, 9]), &[8, 9], &["--xla_cpu_enable_fast_math"]);
+    assert_eq!(waystation_cache::RULES, 2);
+    assert_eq!(
+        text(&options),
+        "1a2308ffffffffffffffffff01200128024a0e080110021a030a01001a030a0101c0ab040128ffffffffffffffffff0188e60301"
+    );
+    assert_eq!(
+        flags,
+        [
+            ("xla_a", "text 1"),
+            ("xla_b", "text 1"),
+            ("xla_cpu_enable_fast_math", "bool true")
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    );
 }

@@ -1,0 +1,168 @@
+//! `cache why-miss`.
+
+use std::{fmt::Write as _, path::PathBuf, time::SystemTime};
+
+use clap::ArgAction;
+use waystation_cache::history::{self, Change, Explanation, File, History as _};
+
+use crate::{argv::parse_bool, error::Failure, history::file, output};
+
+/// Say what was different about programs that were compiled on this machine although one like them was known
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// File in which the workers have noted it [default: waystation-history in the user's folder for caches]
+    #[arg(long = "cache_history", value_name = "FILE|none")]
+    cache_history: Option<PathBuf>,
+    /// Only programs of this name, as in jit_train_step
+    #[arg(long = "program", value_name = "NAME")]
+    program: Option<String>,
+    /// So many compiles, the last ones
+    #[arg(long = "last", value_name = "N", default_value_t = 20)]
+    last: usize,
+    /// JSON instead of text
+    #[arg(long = "json", num_args = 0..=1, require_equals = true, default_value = "false",
+          default_missing_value = "true", value_parser = parse_bool, action = ArgAction::Set)]
+    json: bool,
+}
+
+/// Prints a line a compile, oldest first.
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let Some(path) = file(args.cache_history.clone()) else {
+        return Err(Failure::usage(
+            "no history is kept: name the file of a worker's --cache_history",
+        ));
+    };
+    let records = File::new(path.clone())
+        .recent(usize::MAX)
+        .map_err(|error| {
+            Failure::usage(format!(
+                "--cache_history {} cannot be read: {error}",
+                path.display()
+            ))
+        })?;
+    let mut found = history::explain(&records);
+    if let Some(name) = &args.program {
+        found.retain(|explanation| explanation.note.program == *name);
+    }
+    found.drain(..found.len().saturating_sub(args.last));
+    let text = if args.json {
+        let json = serde_json::to_string_pretty(&found);
+        json.map_err(|error| Failure::because("JSON cannot be written", &error))? + "\n"
+    } else if found.is_empty() {
+        format!("no compile is noted in {}\n", path.display())
+    } else {
+        let now = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .map_or(0, |time| {
+                u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+            });
+        found.iter().map(|one| line(one, now)).collect()
+    };
+    output::print(&text)
+}
+
+/// One compile, explained.
+fn line(explanation: &Explanation, now: u64) -> String {
+    let note = &explanation.note;
+    let mut line = format!("{} ago {}: ", age(now, note.unix_ms), note.program);
+    // Writing to a String does not fail.
+    let _ = match &explanation.since {
+        None => write!(line, "the first of its name"),
+        Some(Change { components, .. }) if components.is_empty() => write!(
+            line,
+            "nothing has changed: its entry was not kept, not there any more, or bad"
+        ),
+        Some(change) => write!(
+            line,
+            "changed since {} ago: {}",
+            age(now, change.unix_ms),
+            change
+                .components
+                .iter()
+                .map(|name| words(name))
+                .collect::<Vec<_>>()
+                .join(", ")
+        ),
+    };
+    if let Some(construct) = &note.construct {
+        let _ = write!(
+            line,
+            " (keyed on its bytes, which differ from run to run: {construct})"
+        );
+    }
+    line + "\n"
+}
+
+/// What a component is called.
+fn words(component: &str) -> String {
+    match component.split_once('/') {
+        Some(("flag", name)) => format!("flag --{name}"),
+        Some(("environment", name)) => format!("the worker's variable {name}"),
+        Some(("platform", "plugin")) => "the plugin's file".to_owned(),
+        Some(("platform", "ffi_targets")) => "Waystation's FFI targets".to_owned(),
+        Some(("platform", name)) => format!("the worker's {}", name.replace('_', " ")),
+        _ => match component {
+            "program" => "the program".to_owned(),
+            "options" => "the compile options".to_owned(),
+            "rules" => "Waystation's rules of rewriting".to_owned(),
+            other => other.to_owned(),
+        },
+    }
+}
+
+fn age(now: u64, then: u64) -> String {
+    let seconds = now.saturating_sub(then) / 1000;
+    match seconds {
+        0..=119 => format!("{seconds} s"),
+        120..=7199 => format!("{} min", seconds / 60),
+        7200..=172_799 => format!("{} h", seconds / 3600),
+        _ => format!("{} d", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use waystation_cache::history::Note;
+
+    use super::*;
+
+    fn explanation(since: Option<&[&str]>) -> Explanation {
+        Explanation {
+            note: Note {
+                unix_ms: 100_000,
+                program: "jit_f".to_owned(),
+                key: "k".to_owned(),
+                origin: "compiled".to_owned(),
+                construct: None,
+                components: Vec::new(),
+            },
+            since: since.map(|names| Change {
+                unix_ms: 1_000,
+                key: "l".to_owned(),
+                components: names.iter().map(|name| (*name).to_owned()).collect(),
+            }),
+        }
+    }
+
+    #[test]
+    fn what_has_changed_is_said_in_words() {
+        let said = |since| line(&explanation(since), 400_000);
+        assert_eq!(said(None), "5 min ago jit_f: the first of its name\n");
+        let changed: &[&str] = &[
+            "environment/XLA_FLAGS",
+            "flag/xla_a",
+            "options",
+            "platform/cpu_features",
+            "platform/plugin",
+            "program",
+            "rules",
+        ];
+        assert_eq!(
+            said(Some(changed)),
+            "5 min ago jit_f: changed since 6 min ago: the worker's variable XLA_FLAGS, flag --xla_a, the compile options, \
+             the worker's cpu features, the plugin's file, the program, Waystation's rules of rewriting\n"
+        );
+        assert!(said(Some(&[])).contains("nothing has changed"));
+        assert_eq!(age(10_000, 20_000), "0 s", "clocks differ");
+    }
+}
