@@ -172,21 +172,42 @@ impl Behind {
         let age = found
             .written
             .and_then(|at| SystemTime::now().duration_since(at).ok());
+        if self.is_due(key, age) {
+            publisher.renew(key, found.clone(), self.renewal.clone());
+        }
+    }
+
+    /// Sees behind the caller that an entry that was found on disk and is old lives on in the bucket, once a day.
+    pub(crate) fn keep_alive(&self, key: &Key, found: &Found) {
+        let Some(publisher) = &self.publisher else {
+            return;
+        };
+        // When it came to the bucket last only the bucket knows.
+        let made = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(
+            found.opened.provenance.created_unix_ms,
+        ));
+        let age = made.and_then(|at| SystemTime::now().duration_since(at).ok());
+        if self.is_due(key, age) {
+            publisher.keep_alive(key, found.object.clone(), self.renewal.clone());
+        }
+    }
+
+    /// True where an entry of this age is to be renewed, once a day.
+    fn is_due(&self, key: &Key, age: Option<Duration>) -> bool {
         let is_old = age.is_some_and(|age| age > self.renewal.older_than);
         if !is_old || matches!(self.renewal.renewal, Renewal::Never) {
-            return;
+            return false;
         }
         let mut renewed = self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
         let last = renewed.get(key.digest());
         if last.is_some_and(|last| last.elapsed() < RENEWED_AGAIN) {
-            return;
+            return false;
         }
         if renewed.len() >= RENEWED_KEYS {
             renewed.clear();
         }
         renewed.insert(*key.digest(), Instant::now());
-        drop(renewed);
-        publisher.renew(key, found.clone(), self.renewal.clone());
+        true
     }
 
     /// After a miss: this process's turn to compile, or what another one has compiled meanwhile. Waits for the other no

@@ -404,11 +404,13 @@ impl Inner {
 
     /// Asks the disk. Whatever goes wrong is a miss.
     async fn on_disk(&self, key: &Key) -> Option<Arc<Entry>> {
-        let opened = self.disk.as_ref()?.get(key).await?;
-        self.counters
-            .saved_micros
-            .add(opened.provenance.compile_micros);
-        Some(self.take(key, opened.entry))
+        let found = self.disk.as_ref()?.get(key).await?;
+        let saved = found.opened.provenance.compile_micros;
+        self.counters.saved_micros.add(saved);
+        if let Some(behind) = &self.behind {
+            behind.keep_alive(key, &found);
+        }
+        Some(self.take(key, found.opened.entry))
     }
 
     /// Keeps what the bucket had.

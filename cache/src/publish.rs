@@ -5,7 +5,7 @@
 //! later; a few failures end it, but a bucket that asks for patience gets it. [`Publisher::shutdown`] waits until all is written or its time is over.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -23,7 +23,7 @@ use crate::key::Key;
 use crate::quiet::Quiet;
 use crate::sign::SigningKey;
 use crate::tier::disk::Disk;
-use crate::tier::{Found, Put, Renewed, Terms, Tier, chain};
+use crate::tier::{Found, Look, Put, Renewed, Terms, Tier, chain};
 
 /// How long an entry waits for a bucket that asks for patience. The queue is bounded, so others may be dropped by then.
 const BUSY: Duration = Duration::from_secs(900);
@@ -155,22 +155,45 @@ impl Publisher {
             let Ok(_upload) = shared.uploads.acquire().await else {
                 return;
             };
-            let renewed = stop.run_until_cancelled(tier.renew(&key, &found, &terms));
-            match renewed.await {
-                Some(Ok(Renewed::Done)) => {
-                    shared.counters.renewals.one();
-                    debug!(%key, "an entry that is used has reached half its age and was renewed");
-                }
-                Some(Ok(Renewed::Present)) | None => {}
-                Some(Ok(Renewed::NoRoom)) => {
-                    debug!(%key, "an entry cannot be renewed: all its slots are taken");
-                }
-                Some(Err(error)) => {
-                    debug!(%key, error = %chain(&error), "an entry cannot be renewed");
-                }
-            }
+            let renewing = shared.renew(&*tier, &key, &found, &terms);
+            stop.run_until_cancelled(renewing).await;
         };
         self.tasks.spawn(work);
+    }
+
+    /// Queues a look at an entry in the bucket that is used from elsewhere: an old one is renewed, and one that has gone is
+    /// published again. As [`Publisher::renew`] otherwise.
+    pub(crate) fn keep_alive(&self, key: &Key, object: Bytes, terms: Terms) {
+        let Some(tier) = self.shared.tier.clone() else {
+            return;
+        };
+        let Some(place) = self.place(object.len() as u64) else {
+            return;
+        };
+        let waiting = Waiting::new(self.waiting.clone());
+        let (shared, stop, key) = (Arc::clone(&self.shared), self.stop.clone(), key.clone());
+        let look = async move {
+            let _held = (place, waiting);
+            let Ok(_upload) = shared.uploads.acquire().await else {
+                return;
+            };
+            match tier.get(&key).await {
+                Ok(Look::Good(found)) => {
+                    let age = found
+                        .written
+                        .and_then(|at| SystemTime::now().duration_since(at).ok());
+                    if age.is_some_and(|age| age > terms.older_than) {
+                        shared.renew(&*tier, &key, &found, &terms).await;
+                    }
+                }
+                Ok(Look::Bad(_) | Look::Absent) => {
+                    shared.write(&*tier, &key, &object).await;
+                }
+                Err(error) => debug!(%key, error = %chain(&error), "an entry cannot be looked at"),
+            }
+        };
+        self.tasks
+            .spawn(async move { stop.run_until_cancelled(look).await });
     }
 
     /// Keeps an entry that was found in the bucket on disk, behind the caller, if there is a place in the queue for it.
@@ -252,6 +275,20 @@ impl Shared {
         debug!(bytes, "entry not published for its size");
         skipped.one();
         false
+    }
+
+    async fn renew(&self, tier: &dyn Tier, key: &Key, found: &Found, terms: &Terms) {
+        match tier.renew(key, found, terms).await {
+            Ok(Renewed::Done) => {
+                self.counters.renewals.one();
+                debug!(%key, "an entry that is used has reached half its age and was renewed");
+            }
+            Ok(Renewed::Present) => {}
+            Ok(Renewed::NoRoom) => {
+                debug!(%key, "an entry cannot be renewed: all its slots are taken");
+            }
+            Err(error) => debug!(%key, error = %chain(&error), "an entry cannot be renewed"),
+        }
     }
 
     /// Writes to both, neither waiting for the other.

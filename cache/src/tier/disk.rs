@@ -18,11 +18,10 @@ use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, info, warn};
 
-use super::{Put, TierError, chain};
+use super::{Found, Put, TierError, chain};
 use crate::breaker::Breaker;
 use crate::config::{Config, Mode};
 use crate::counters::Counters;
-use crate::envelope::Opened;
 use crate::key::Key;
 use crate::quiet::Quiet;
 use crate::verify::Verifier;
@@ -116,7 +115,7 @@ impl Disk {
     }
 
     /// The entry of a key, verified. Whatever goes wrong is a miss. Cancel-safe.
-    pub(crate) async fn get(&self, key: &Key) -> Option<Opened> {
+    pub(crate) async fn get(&self, key: &Key) -> Option<Found> {
         self.tend();
         if !self.reading.breaker.allows() {
             return None;
@@ -133,8 +132,8 @@ impl Disk {
                 match &found {
                     Some(found) => {
                         self.counters.disk_hits.one();
-                        self.counters.disk_read_bytes.add(found.stored_bytes);
-                        debug!(%key, bytes = found.stored_bytes, "disk hit");
+                        self.counters.disk_read_bytes.add(found.opened.stored_bytes);
+                        debug!(%key, bytes = found.opened.stored_bytes, "disk hit");
                     }
                     None => self.counters.disk_misses.one(),
                 }

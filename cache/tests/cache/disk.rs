@@ -196,3 +196,41 @@ async fn misses_are_recorded_behind_the_caller() {
     without.record_miss(Bytes::from_static(b"x"));
     assert!(without.recent_misses(10).await.is_empty());
 }
+
+#[tokio::test]
+async fn an_entry_that_is_used_from_disk_lives_on_in_the_bucket() {
+    let temp = tempfile::tempdir().unwrap();
+    let [bucket, disk] = ["bucket", "disk"].map(|name| temp.path().join(name));
+    let compiler = Compiler::default();
+    let open = |ttl| {
+        Cache::open(Config {
+            ttl,
+            ..config(&disk, Some(kit::folder(&bucket)))
+        })
+    };
+    let first = open(LONG);
+    ask(&first, &compiler, "a").await;
+    end(first).await;
+    let [object] = kit::files(&bucket).try_into().unwrap();
+    let bytes = std::fs::read(&object).unwrap();
+    let uses = async |ttl| {
+        let cache = open(ttl);
+        assert_eq!(ask(&cache, &compiler, "a").await, Origin::Disk);
+        cache.flush(LONG).await;
+        let counts = cache.counters();
+        end(cache).await;
+        (counts.renewals, counts.bucket_writes)
+    };
+    // Young: the bucket is not asked.
+    std::fs::remove_file(&object).unwrap();
+    assert_eq!(uses(LONG * 1000).await, (0, 0));
+    assert!(kit::files(&bucket).is_empty());
+    // Old, and gone from the bucket.
+    let old = std::time::Duration::ZERO;
+    assert_eq!(uses(old).await, (0, 1));
+    assert_eq!(std::fs::read(&object).unwrap(), bytes);
+    // Old, and there.
+    assert_eq!(uses(old).await, (1, 0));
+    assert_eq!(kit::files(&bucket).len(), 2);
+    assert_eq!(compiler.compiles(), 1);
+}

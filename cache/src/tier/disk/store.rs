@@ -16,9 +16,9 @@ use super::folder::{Content, Folder, footprint};
 use super::history::{self, Miss};
 use super::index::{Closed, Index};
 use crate::counters::Counters;
-use crate::envelope::{Bad, Opened};
+use crate::envelope::Bad;
 use crate::quiet::Quiet;
-use crate::tier::{Put, chain};
+use crate::tier::{Found, Put, chain};
 use crate::verify::Verifier;
 
 /// How the store behaves.
@@ -72,7 +72,7 @@ impl Store {
     }
 
     /// The entry of a key, verified. A bad one is counted and removed.
-    pub(super) fn get(&self, key: &Digest) -> io::Result<Option<Opened>> {
+    pub(super) fn get(&self, key: &Digest) -> io::Result<Option<Found>> {
         let (object, read) = match self
             .folder
             .read(key, self.settings.verifier.limits().object)?
@@ -88,7 +88,11 @@ impl Store {
             Ok(opened) => {
                 // Whoever may only read does without.
                 let _ = self.folder.touch(&read);
-                Ok(Some(opened))
+                Ok(Some(Found {
+                    opened,
+                    object,
+                    written: None,
+                }))
             }
             Err(bad) => {
                 self.refuse(key, &bad.to_string());

@@ -75,7 +75,9 @@ impl Subject {
     /// True where the entry is there; what is there must be the right one.
     fn has(&self, number: u32) -> bool {
         let found = self.store.get(&key(number)).unwrap();
-        found.map(|found| assert_right(number, &found)).is_some()
+        found
+            .map(|found| assert_right(number, &found.opened))
+            .is_some()
     }
 }
 

@@ -194,7 +194,7 @@ fn an_entry_that_does_not_load_gives_way_to_the_next() {
     );
     subject.put(1);
     let found = subject.store.get(&key(1)).unwrap().unwrap();
-    refused.add(&key(1), &found.checksum);
+    refused.add(&key(1), &found.opened.checksum);
     assert!(!subject.has(1));
     assert_eq!(subject.counts().disk_bad_entries, 1);
     let again = Provenance {
