@@ -16,6 +16,7 @@ mod http;
 mod large_transfers;
 mod lifetime;
 mod listen;
+mod local_transfers;
 mod location;
 mod output;
 mod pathways;

@@ -3,13 +3,20 @@
 use crate::error::{Code, Error};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
+use std::fs::File;
 use std::ops::{Deref, DerefMut};
-use std::ptr::NonNull;
+use std::ptr::{NonNull, null_mut};
 use std::slice;
 use std::sync::Arc;
 
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
 /// Bytes that a transfer reads, kept alive by whoever holds a clone.
 pub type HostBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
+/// The name that files of shared blocks show in `/proc/PID/fd`.
+const SHARED_NAME: &str = "waystation-segment";
 
 /// Alignment from which CPU plugins use host memory in place.
 pub(crate) const ALIGNMENT: usize = 64;
@@ -19,9 +26,11 @@ pub struct AlignedBytes {
     start: NonNull<u8>,
     len: usize,
     capacity: usize,
+    /// The file that is mapped here; without one the block is of the heap.
+    file: Option<File>,
 }
 
-// SAFETY: the block is owned and plain memory.
+// SAFETY: the block is owned and plain memory; of a shared one other processes see the file, not the place.
 unsafe impl Send for AlignedBytes {}
 // SAFETY: shared access only reads.
 unsafe impl Sync for AlignedBytes {}
@@ -34,12 +43,7 @@ impl AlignedBytes {
     /// [`Code::ResourceExhausted`] if there is no memory for them.
     pub fn zeroed(len: usize) -> Result<Self, Error> {
         if len == 0 {
-            // A well aligned place for nothing.
-            return Ok(Self {
-                start: Self::dangling(),
-                len: 0,
-                capacity: 0,
-            });
+            return Ok(Self::default());
         }
         let exhausted = || {
             Error::own(
@@ -55,7 +59,56 @@ impl AlignedBytes {
             start,
             len,
             capacity: len,
+            file: None,
         })
+    }
+
+    /// `len` bytes of zero that other processes can read and write through [`AlignedBytes::file`]: an unnamed file in memory,
+    /// whose size nobody can change, mapped here.
+    ///
+    /// Whoever hands the file to a process vouches that it writes only while nothing here reads, and reads only while
+    /// nothing here writes: such a process is part of this program as far as the bytes go.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::ResourceExhausted`] if the system gives no such file or no room in the address space.
+    pub fn shared(len: usize) -> Result<Self, Error> {
+        if len == 0 {
+            return Ok(Self::default());
+        }
+        let made = || -> rustix::io::Result<(File, NonNull<u8>)> {
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            let file = rustix::fs::memfd_create(SHARED_NAME, flags)?;
+            rustix::fs::ftruncate(&file, u64::try_from(len).unwrap_or(u64::MAX))?;
+            // A file cut off under a mapping ends the process that touches it.
+            let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+            rustix::fs::fcntl_add_seals(&file, seals)?;
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            // SAFETY: a new mapping, at a place that the system chooses.
+            let start =
+                unsafe { rustix::mm::mmap(null_mut(), len, access, MapFlags::SHARED, &file, 0)? };
+            let start = NonNull::new(start.cast()).ok_or(rustix::io::Errno::NOMEM)?;
+            Ok((File::from(file), start))
+        };
+        match made() {
+            Ok((file, start)) => Ok(Self {
+                start,
+                len,
+                capacity: len,
+                file: Some(file),
+            }),
+            Err(error) => Err(Error::own(
+                Code::ResourceExhausted,
+                "AlignedBytes",
+                format!("no shared memory for {len} bytes: {error}"),
+            )),
+        }
+    }
+
+    /// The file through which other processes see a [`AlignedBytes::shared`] block.
+    #[must_use]
+    pub fn file(&self) -> Option<&File> {
+        self.file.as_ref()
     }
 
     /// A block of `len` bytes for a transfer to write: this one with what it held, if it is large enough and not
@@ -92,9 +145,28 @@ impl AlignedBytes {
     }
 }
 
+impl Default for AlignedBytes {
+    /// No bytes.
+    fn default() -> Self {
+        Self {
+            // A well aligned place for nothing.
+            start: Self::dangling(),
+            len: 0,
+            capacity: 0,
+            file: None,
+        }
+    }
+}
+
 impl Drop for AlignedBytes {
     fn drop(&mut self) {
         if self.capacity == 0 {
+            return;
+        }
+        if self.file.is_some() {
+            // SAFETY: mapped with this size, and nothing borrows from a block that is dropped. An error would leave it
+            // mapped.
+            let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.capacity) };
             return;
         }
         // SAFETY: allocated with this layout, which was valid then.
@@ -156,8 +228,36 @@ mod tests {
     }
 
     #[test]
+    fn a_shared_block_is_seen_through_its_file() {
+        use std::os::unix::fs::FileExt as _;
+        let mut block = AlignedBytes::shared(10_000).expect("memory");
+        assert_eq!(block.as_ptr().align_offset(ALIGNMENT), 0);
+        assert!(block.len() == 10_000 && block.iter().all(|byte| *byte == 0));
+        let file = block.file().expect("one").try_clone().expect("another");
+        file.write_all_at(&[7; 100], 9_900).expect("written");
+        assert!(block[..9_900].iter().all(|byte| *byte == 0));
+        assert!(block[9_900..].iter().all(|byte| *byte == 7));
+        block[0] = 9;
+        let mut first = [0];
+        file.read_exact_at(&mut first, 0).expect("read");
+        assert_eq!(first, [9]);
+        // Neither end moves.
+        assert!(file.set_len(100).is_err() && file.set_len(20_000).is_err());
+        assert!(file.write_all_at(&[1; 8], 9_996).is_err());
+        let block = block.recycle(9_000).expect("memory");
+        assert_eq!((block.len(), block[0]), (9_000, 9));
+        drop(block);
+        // Whoever still has the file has the bytes.
+        file.read_exact_at(&mut first, 9_999).expect("read");
+        assert_eq!(first, [7]);
+        assert!(AlignedBytes::shared(0).expect("nothing").file().is_none());
+    }
+
+    #[test]
     fn absurd_lengths_are_an_error() {
-        let error = AlignedBytes::zeroed(usize::MAX).expect_err("no such memory");
-        assert_eq!(error.code(), Code::ResourceExhausted);
+        for absurd in [AlignedBytes::zeroed, AlignedBytes::shared] {
+            let error = absurd(usize::MAX).expect_err("no such memory");
+            assert_eq!(error.code(), Code::ResourceExhausted);
+        }
     }
 }

@@ -49,7 +49,11 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     /// Dials every worker of an allotment.
-    async fn connect(allotment: &Allotment, launches: &Arc<AtomicU64>) -> Result<Self, Status> {
+    async fn connect(
+        allotment: &Allotment,
+        launches: &Arc<AtomicU64>,
+        local_transfers: bool,
+    ) -> Result<Self, Status> {
         let mut links = Vec::new();
         let mut devices = Vec::new();
         for (index, worker) in allotment.workers.iter().enumerate() {
@@ -66,6 +70,7 @@ impl Cluster {
                     allotment.epoch,
                     ids.clone(),
                     Arc::clone(launches),
+                    local_transfers,
                 )
                 .await?,
             );
@@ -179,6 +184,10 @@ pub(crate) type ClusterWatch = watch::Receiver<(Option<Arc<Cluster>>, String)>;
 
 /// Follows the resource manager's allotments and keeps the newest cluster connected. `launches`: the one sequence of
 /// launches for the whole proxy (D2). `flags` are asked about at the first cluster, before any session hears of it.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "what a proxy tells its one follower at its start"
+)]
 pub(crate) fn follow(
     resource_manager: String,
     proxy: String,
@@ -186,6 +195,7 @@ pub(crate) fn follow(
     ids: Arc<Ids>,
     flags: Flags,
     verdict: oneshot::Sender<Verdict>,
+    local_transfers: bool,
     shutdown: CancellationToken,
 ) -> ClusterWatch {
     let (sender, receiver) = watch::channel((
@@ -217,7 +227,7 @@ pub(crate) fn follow(
                     .as_ref()
                     .is_some_and(|c| c.serves(&allotment))
                 {
-                    let connected = Cluster::connect(&allotment, &launches).await;
+                    let connected = Cluster::connect(&allotment, &launches, local_transfers).await;
                     let checked = match connected {
                         Ok(cluster) if verdict.is_some() => {
                             let link = cluster.links.first();

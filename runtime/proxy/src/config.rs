@@ -32,6 +32,8 @@ pub struct Config {
     pub keepalive_timeout: Duration,
     /// Directory shared with clients that hand large host buffers over as files; `None` refuses them.
     pub large_transfer_directory: Option<PathBuf>,
+    /// Hand bytes over in memory to workers on this machine, in place of sending them.
+    pub local_transfers: bool,
     /// Gives memory that is free in this process back to the system; may block. Called after sessions have ended and when
     /// all is quiet.
     pub release_memory: fn(),
@@ -55,6 +57,7 @@ impl Config {
             keepalive_interval: Duration::from_secs(60),
             keepalive_timeout: Duration::from_secs(600),
             large_transfer_directory: None,
+            local_transfers: true,
             release_memory: || {},
             xla_flags: Vec::new(),
             flags_taken: None,

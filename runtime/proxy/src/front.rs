@@ -3,10 +3,11 @@
 use std::{
     collections::HashMap,
     hash::{BuildHasher as _, RandomState},
+    os::unix::fs::FileExt as _,
     sync::{Arc, Mutex},
 };
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures::{StreamExt as _, stream::BoxStream};
 use prost::Message as _;
 use tokio_util::sync::CancellationToken;
@@ -224,6 +225,11 @@ impl GrpcIfrtService for Front {
             Outgoing::AtWorker(transfer) => (
                 match &transfer.inline {
                     Some(bytes) => frames(bytes.clone()),
+                    None if transfer.file.is_some() => until(
+                        read(Arc::clone(&outgoing)),
+                        buffers.ended(),
+                        Err(session_ended()),
+                    ),
                     None => {
                         let frames = relay(Arc::clone(&outgoing), transfer).await?;
                         until(frames, buffers.ended(), Err(session_ended()))
@@ -305,6 +311,48 @@ fn frames(mut data: Bytes) -> BoxStream<'static, Result<GrpcHostBufferLookupResp
         Ok(GrpcHostBufferLookupResponse { data })
     }))
     .boxed()
+}
+
+/// The bytes as they lie in the worker's memory. The transfer, and with it the memory, lives until the stream's end.
+fn read(
+    outgoing: Arc<Outgoing>,
+) -> BoxStream<'static, Result<GrpcHostBufferLookupResponse, Status>> {
+    let start = (0, Bytes::new());
+    futures::stream::unfold(start, move |(offset, last)| {
+        let frame = next_frame(&outgoing, offset, last);
+        futures::future::ready(frame.map(|frame| {
+            let data = frame.as_ref().cloned().unwrap_or_default();
+            let next = match &frame {
+                Ok(data) => offset + data.len() as u64,
+                Err(_) => u64::MAX,
+            };
+            let reply = frame.map(|data| GrpcHostBufferLookupResponse { data });
+            (reply, (next, data))
+        }))
+    })
+    .boxed()
+}
+
+/// The next bytes of a transfer in memory, if there are more. `last`: those before, whose place is used again when nobody
+/// looks at them any more.
+fn next_frame(outgoing: &Outgoing, offset: u64, last: Bytes) -> Option<Result<Bytes, Status>> {
+    let Outgoing::AtWorker(Transfer {
+        file: Some(file),
+        size_bytes,
+        ..
+    }) = outgoing
+    else {
+        return None;
+    };
+    let left = size_bytes.checked_sub(offset).filter(|&left| left > 0)?;
+    let len = usize::try_from(left).map_or(FRAME_BYTES, |left| left.min(FRAME_BYTES));
+    let mut bytes = last.try_into_mut().unwrap_or_else(|_| BytesMut::new());
+    bytes.resize(len, 0);
+    // Memory, as a copy is: nothing to wait for.
+    let read = file.read_exact_at(&mut bytes, offset);
+    Some(read.map(|()| bytes.freeze()).map_err(|error| {
+        Status::unavailable(format!("the worker's memory cannot be read: {error}"))
+    }))
 }
 
 /// The worker's frames as they come; HTTP/2 slows the worker down to the client's speed. The transfer lives until the

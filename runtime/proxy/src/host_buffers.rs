@@ -1,8 +1,8 @@
 //! Host bytes on their way in and out, by session and the client's handle.
 //!
 //! In: a store and the array that is made of it come over different connections in either order. Chunks are kept as they
-//! came; a reader follows them while they still come, so a big put flows through. Chunks beyond the memory bound go to
-//! an unlinked temporary file, so that stores never make the control stream wait.
+//! came until they have been read; a reader follows them while they still come, so a big put flows through. Chunks beyond
+//! the memory bound go to an unlinked temporary file, so that stores never make the control stream wait.
 //!
 //! Out: only where the bytes lie (a worker's transfer, or an array of strings) is kept; lookups relay them. What a session may
 //! have lying at workers has a bound as well: beyond it a fetch waits until the client has taken and deleted another.
@@ -101,9 +101,18 @@ enum Chunk {
     },
 }
 
+/// A chunk until all its readers have read it.
+#[derive(Debug)]
+struct Place {
+    chunk: Option<Chunk>,
+    read_by: usize,
+}
+
 #[derive(Debug, Default)]
 struct Contents {
-    chunks: Vec<Chunk>,
+    chunks: Vec<Place>,
+    /// How many readers there are, once that is known.
+    readers: Option<usize>,
     received: u64,
     /// Set when all is there, or never will be.
     end: Option<Result<(), Status>>,
@@ -133,10 +142,17 @@ impl Incoming {
             let found = {
                 let contents = lock(&self.contents);
                 match contents.chunks.get(index) {
-                    Some(Chunk::Memory { bytes, .. }) => return Ok(Some(bytes.clone())),
-                    Some(Chunk::File { file, offset, len }) => {
-                        Some((Arc::clone(file), *offset, *len))
-                    }
+                    Some(place) => match &place.chunk {
+                        Some(Chunk::Memory { bytes, .. }) => return Ok(Some(bytes.clone())),
+                        Some(Chunk::File { file, offset, len }) => {
+                            Some((Arc::clone(file), *offset, *len))
+                        }
+                        None => {
+                            return Err(status::failed_precondition(
+                                "a host buffer was read by more than it has readers",
+                            ));
+                        }
+                    },
                     None => match &contents.end {
                         Some(Ok(())) => return Ok(None),
                         Some(Err(e)) => return Err(e.clone()),
@@ -149,6 +165,23 @@ impl Incoming {
                 None => grown.await,
             }
         }
+    }
+
+    /// Says how many readers there will be; each reads every chunk once, in order.
+    pub(crate) fn will_be_read(&self, by: usize) {
+        lock(&self.contents).readers = Some(by);
+    }
+
+    /// A reader has read a chunk; after the last one its memory is free for those that still come.
+    pub(crate) fn is_read(&self, index: usize) {
+        let mut contents = lock(&self.contents);
+        let readers = contents.readers;
+        let gone = contents.chunks.get_mut(index).and_then(|place| {
+            place.read_by += 1;
+            place.chunk.take_if(|_| Some(place.read_by) == readers)
+        });
+        drop(contents);
+        drop(gone);
     }
 
     /// Waits until the store has begun, and gives the size it announced.
@@ -175,7 +208,12 @@ impl Incoming {
         }
         match contents.chunks.as_slice() {
             [] => Some(Bytes::new()),
-            [Chunk::Memory { bytes, .. }] => Some(bytes.clone()),
+            [
+                Place {
+                    chunk: Some(Chunk::Memory { bytes, .. }),
+                    ..
+                },
+            ] => Some(bytes.clone()),
             _ => None,
         }
     }
@@ -188,7 +226,10 @@ impl Incoming {
     fn push(&self, chunk: Chunk, len: usize) {
         {
             let mut contents = lock(&self.contents);
-            contents.chunks.push(chunk);
+            contents.chunks.push(Place {
+                chunk: Some(chunk),
+                read_by: 0,
+            });
             contents.received += len as u64;
         }
         self.grown.notify_waiters();
@@ -243,6 +284,8 @@ pub(crate) struct Transfer {
     pub(crate) size_bytes: u64,
     /// Small results came with the answer.
     pub(crate) inline: Option<Bytes>,
+    /// The worker's memory in which the bytes lie, where this process can reach it.
+    pub(crate) file: Option<File>,
     pub(crate) _room: FetchRoom,
 }
 

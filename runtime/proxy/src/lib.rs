@@ -17,6 +17,7 @@ mod host_buffers;
 mod large_transfers;
 mod layout;
 mod link;
+mod local;
 mod lock;
 mod quiet;
 mod serve;

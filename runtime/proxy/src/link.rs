@@ -30,6 +30,7 @@ use waystation_proto::{
 };
 
 use self::queue::{Lane, Ops, Queue};
+use crate::local::LocalMemory;
 use crate::lock::lock;
 use crate::status::{self, Status};
 
@@ -72,6 +73,8 @@ struct Pending {
 struct Wire {
     queue: Arc<Queue>,
     data: WorkerClient<Channel>,
+    /// The worker's memory, where this process can reach it.
+    local: Option<LocalMemory>,
     pending: Mutex<Pending>,
 }
 
@@ -127,6 +130,7 @@ impl Link {
         epoch: u64,
         device_ids: Vec<i32>,
         launches: Arc<AtomicU64>,
+        local_transfers: bool,
     ) -> Result<Arc<Self>, Status> {
         let lost = |e: tonic::transport::Error| status::worker_lost(&name, &e.to_string());
         // Bulk data has its own connection, so that it never shares flow control with small ops.
@@ -144,11 +148,14 @@ impl Link {
             .await
             .map_err(|e| status::from_worker(&name, &e))?
             .into_inner();
-        match replies.next().await {
+        let announced = match replies.next().await {
             // Without a window nothing would ever leave.
             Some(Ok(Reply {
                 reply: Some(reply::Reply::Attached(attached)),
-            })) => queue.credit(attached.window.max(1)),
+            })) => {
+                queue.credit(attached.window.max(1));
+                attached.local_memory
+            }
             Some(Ok(_)) => {
                 return Err(status::worker_lost(
                     &name,
@@ -157,10 +164,20 @@ impl Link {
             }
             Some(Err(e)) => return Err(status::from_worker(&name, &e)),
             None => return Err(status::worker_lost(&name, "it closed the op stream")),
-        }
+        };
+        let local = announced
+            .filter(|_| local_transfers)
+            .and_then(|announced| match LocalMemory::reach(&announced) {
+                Ok(local) => Some(local),
+                Err(why) => {
+                    tracing::info!(worker = %name, %why, "bytes go to the worker by its data service");
+                    None
+                }
+            });
         let wire = Arc::new(Wire {
             queue: Arc::clone(&queue),
             data: client(data),
+            local,
             pending: Mutex::new(Pending {
                 waiting: HashMap::new(),
                 dead: None,
@@ -237,6 +254,11 @@ impl Link {
     /// The worker's data service.
     pub(crate) fn data(&self) -> WorkerClient<Channel> {
         self.wire.data.clone()
+    }
+
+    /// The worker's memory, where this process can reach it.
+    pub(crate) fn local(&self) -> Option<&LocalMemory> {
+        self.wire.local.as_ref()
     }
 
     /// Ops of all sessions that wait in the proxy for this worker.

@@ -51,6 +51,7 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
         Arc::clone(&ids),
         Flags::new(config.xla_flags.clone()),
         sender,
+        config.local_transfers,
         shutdown.clone(),
     );
     let status_page = config.status_listener.map(|listener| {

@@ -228,6 +228,8 @@ fn counters(s: &WorkerStatus) -> Value {
         "disk_evictions": s.disk_evictions,
         "disk_bad_entries": s.disk_bad_entries,
         "disk_errors": s.disk_errors,
+        "segment_bytes": s.segment_bytes,
+        "local_bytes": s.local_bytes,
     })
 }
 

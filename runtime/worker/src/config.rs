@@ -69,6 +69,8 @@ pub struct Limits {
     pub early_fetches: usize,
     /// How long such a fetch waits for its op.
     pub early_fetch_wait: Duration,
+    /// Pieces of memory shared with a proxy on this machine at a time, in place of sending it bytes; 0: none.
+    pub segments: usize,
     /// Largest result that rides along with `ReadDone`, in bytes.
     pub inline_read_bytes: usize,
     /// Programs compiled at the same time.
@@ -92,6 +94,7 @@ impl Default for Limits {
             early_put_bytes: 256 << 20,
             early_fetches: 4096,
             early_fetch_wait: Duration::from_secs(60),
+            segments: 256,
             inline_read_bytes: 64 << 10,
             compiles: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
             unwanted_compile: Duration::from_secs(60),

@@ -15,7 +15,7 @@ use waystation_proto::{
 
 use crate::{
     compiler::Compiler, config::Limits, counters::Counters, ledger::Ledger, outbox::Outbox,
-    peers::Peers, session::Session, status, usage::Clients, window::Permit,
+    peers::Peers, segments::Segments, session::Session, status, usage::Clients, window::Permit,
 };
 
 /// Work for the dispatch thread on a session's state.
@@ -67,6 +67,7 @@ pub(crate) struct Core {
     pub(crate) events: Sender<Event>,
     pub(crate) compiler: Arc<Compiler>,
     pub(crate) peers: Arc<Peers>,
+    pub(crate) segments: Arc<Segments>,
     pub(crate) checkpoints: waystation_checkpoint::Engine,
     /// Host bytes of checkpoint pieces, in units of [`STAGING_UNIT`].
     pub(crate) staging: Semaphore,

@@ -147,7 +147,10 @@ impl Dispatch {
             "a proxy takes the worker"
         );
         let window = u32::try_from(self.core.limits.queued_ops).unwrap_or(u32::MAX);
-        outbox.send(reply::Reply::Attached(Attached { window }));
+        outbox.send(reply::Reply::Attached(Attached {
+            window,
+            local_memory: self.core.segments.announcement(),
+        }));
         self.session = Some(Session::new(
             Arc::clone(&self.core),
             attach,

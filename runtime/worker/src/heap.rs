@@ -4,7 +4,7 @@ use std::{sync::Arc, sync::atomic::Ordering, time::Duration};
 
 use tokio_util::sync::CancellationToken;
 
-use crate::counters::Counters;
+use crate::{counters::Counters, segments::Segments};
 
 /// How often the accounted bytes are looked at.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -15,8 +15,12 @@ const SHARD_BYTES: u64 = 1 << 10;
 /// How many more times the heap is walked after that.
 const ECHOES: u32 = 4;
 
-/// Watches the accounted bytes until `stop` is cancelled.
-pub(crate) async fn watch(counters: Arc<Counters>, stop: CancellationToken) {
+/// Watches the accounted bytes and the segments until `stop` is cancelled.
+pub(crate) async fn watch(
+    counters: Arc<Counters>,
+    segments: Arc<Segments>,
+    stop: CancellationToken,
+) {
     let mut level = Level::default();
     let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -25,6 +29,7 @@ pub(crate) async fn watch(counters: Arc<Counters>, stop: CancellationToken) {
             () = stop.cancelled() => return,
             _ = ticks.tick() => {}
         }
+        segments.sweep();
         let bytes = counters.array_bytes.load(Ordering::Relaxed);
         let shards = counters.shards.load(Ordering::Relaxed);
         if level.has_fallen(bytes.saturating_add(shards.saturating_mul(SHARD_BYTES))) {

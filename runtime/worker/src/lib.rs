@@ -38,6 +38,7 @@ pub mod program;
 mod region;
 mod register;
 mod report;
+mod segments;
 mod serve;
 mod service;
 mod session;

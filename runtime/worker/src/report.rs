@@ -56,6 +56,8 @@ impl Report {
             disk_errors: cache.disk_read_errors + cache.disk_write_errors,
             disk_bytes: cache.disk_bytes,
             disk_index: core.compiler.cache().has_disk_index(),
+            segment_bytes: core.segments.bytes(),
+            local_bytes: core.segments.moved(),
         }
     }
 }

@@ -28,6 +28,7 @@ use crate::{
     plugin::{self, Opened, Spec},
     register,
     report::Report,
+    segments::Segments,
     service::Service,
     usage::Clients,
 };
@@ -88,6 +89,7 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
     let (events, receiver) = crossbeam_channel::unbounded();
     let staging = Semaphore::new(staging_units(config.limits.staging_bytes) as usize);
     let ledger = Ledger::new(client.devices().len(), config.limits.device_memory_bytes);
+    let segments = Segments::new(config.limits.segments);
     let core = Arc::new(Core {
         client,
         counters,
@@ -98,6 +100,7 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
         events,
         compiler: Arc::new(compiler),
         peers: Arc::new(Peers::default()),
+        segments,
         checkpoints: waystation_checkpoint::Engine::new(waystation_checkpoint::Config::default()),
         staging,
     });
@@ -136,7 +139,11 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
         .resource_manager
         .map(|manager| tokio::spawn(register::stay_registered(manager, hello, stop.clone())));
 
-    tokio::spawn(heap::watch(Arc::clone(&core.counters), stop.clone()));
+    tokio::spawn(heap::watch(
+        Arc::clone(&core.counters),
+        Arc::clone(&core.segments),
+        stop.clone(),
+    ));
     let compiler = Arc::clone(&core.compiler);
     tokio::spawn(async move { compiler.warm().await });
 

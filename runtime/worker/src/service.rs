@@ -1,5 +1,7 @@
 //! The gRPC face of the dispatch thread.
 
+mod local;
+
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
@@ -7,11 +9,10 @@ use tokio::sync::oneshot;
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
-use waystation_pjrt::AlignedBytes;
 use waystation_proto::{
     tensorflow::StatusProto,
     waystation::worker::{
-        DataFrame, DataHeader, FetchDataRequest, Op, PutDataReply, Reply, WorkerStatus,
+        DataFrame, DataHeader, FetchDataRequest, LocalPut, Op, PutDataReply, Reply, WorkerStatus,
         WorkerStatusRequest, op, worker_server::Worker,
     },
 };
@@ -21,6 +22,7 @@ use crate::{
     host,
     outbox::{Gauge, Inbox, outbox},
     report::Report,
+    segments::Block,
     session::{Begun, Broken, Copied, Fetch, Session},
     status,
     window::Window,
@@ -46,6 +48,7 @@ pub(crate) struct Service {
 #[tonic::async_trait]
 impl Worker for Service {
     type SessionStream = Pin<Box<dyn Stream<Item = Result<Reply, Status>> + Send>>;
+    type PutLocalStream = local::Replies;
     type FetchDataStream = Pin<Box<dyn Stream<Item = Result<DataFrame, Status>> + Send>>;
 
     async fn session(
@@ -100,27 +103,13 @@ impl Worker for Service {
     ) -> Result<Response<PutDataReply>, Status> {
         let mut frames = request.into_inner();
         let first = frames.message().await?;
-        let Some(DataFrame {
-            header:
-                Some(DataHeader {
-                    epoch,
-                    transfer,
-                    size_bytes,
-                    ..
-                }),
-            data,
+        let DataFrame { header, data, .. } = first.unwrap_or_default();
+        let DataHeader {
+            epoch,
+            transfer,
+            size_bytes,
             ..
-        }) = first
-        else {
-            return Err(Status::invalid_argument(
-                "the first frame of a transfer must carry its header",
-            ));
-        };
-        if size_bytes > MAX_TRANSFER_BYTES {
-            return Err(Status::invalid_argument(format!(
-                "transfer {transfer} says it has {size_bytes} bytes; at most {MAX_TRANSFER_BYTES} are taken"
-            )));
-        }
+        } = header_of(header)?;
         self.put_begins(epoch, transfer, size_bytes).await?;
         let received = receive(&mut frames, data, transfer, size_bytes).await;
         let (data, result) = match received {
@@ -131,12 +120,21 @@ impl Worker for Service {
                 Err(status::to_grpc(&status)),
             ),
         };
-        self.with_session(epoch, move |session| {
-            session.put_ends(transfer, data);
-            Ok(())
-        })
-        .await??;
+        self.core
+            .with_session(epoch, move |session| {
+                session.put_ends(transfer, data);
+                Ok(())
+            })
+            .await??;
         result.map(Response::new)
+    }
+
+    async fn put_local(
+        &self,
+        request: Request<Streaming<LocalPut>>,
+    ) -> Result<Response<Self::PutLocalStream>, Status> {
+        let replies = self.take_locally(request.into_inner()).await?;
+        Ok(Response::new(replies))
     }
 
     async fn fetch_data(
@@ -146,11 +144,12 @@ impl Worker for Service {
         let FetchDataRequest { epoch, transfer } = request.into_inner();
         let (known, named) = oneshot::channel();
         let (bytes, there) = oneshot::channel();
-        self.with_session(epoch, move |session| {
-            session.fetch(transfer, Fetch { known, bytes });
-            Ok(())
-        })
-        .await??;
+        self.core
+            .with_session(epoch, move |session| {
+                session.fetch(transfer, Fetch { known, bytes });
+                Ok(())
+            })
+            .await??;
         let limit = self.core.limits.early_fetch_wait;
         if tokio::time::timeout(limit, named).await.is_err() {
             return Err(not_named(transfer, limit));
@@ -184,6 +183,7 @@ impl Service {
         let deadline = tokio::time::Instant::now() + self.core.limits.early_fetch_wait;
         loop {
             let begun = self
+                .core
                 .with_session(epoch, move |session| {
                     session.put_begins(transfer, size_bytes)
                 })
@@ -197,7 +197,9 @@ impl Service {
             }
         }
     }
+}
 
+impl Core {
     /// Runs a call of the data service on the dispatch thread. The outer error: the worker goes down; the inner one: the
     /// session is not there, or the call failed.
     async fn with_session<T: Send + 'static>(
@@ -210,10 +212,28 @@ impl Service {
             // The caller may be gone.
             let _ = done.send(session.and_then(call));
         });
-        self.send(Event::Data { epoch, call })?;
+        self.events
+            .send(Event::Data { epoch, call })
+            .map_err(|_| going_down())?;
         let result = result.await.map_err(|_| going_down())?;
         Ok(result.map_err(|status| status::to_grpc(&status)))
     }
+}
+
+/// The header of a transfer's first message, if it can be taken at its word.
+fn header_of(header: Option<DataHeader>) -> Result<DataHeader, Status> {
+    let Some(header) = header else {
+        return Err(Status::invalid_argument(
+            "the first frame of a transfer must carry its header",
+        ));
+    };
+    if header.size_bytes > MAX_TRANSFER_BYTES {
+        return Err(Status::invalid_argument(format!(
+            "transfer {} says it has {} bytes; at most {MAX_TRANSFER_BYTES} are taken",
+            header.transfer, header.size_bytes
+        )));
+    }
+    Ok(header)
 }
 
 fn going_down() -> Status {
@@ -316,7 +336,7 @@ async fn receive(
     first: Bytes,
     transfer: u64,
     size_bytes: u64,
-) -> Result<AlignedBytes, Receive> {
+) -> Result<Block, Receive> {
     let lying = |message: String| Receive::Lying(status::invalid(message));
     let size = usize::try_from(size_bytes)
         .map_err(|_| lying("a transfer larger than an address space".to_owned()))?;
@@ -341,7 +361,7 @@ async fn receive(
         };
     }
     if filled == size {
-        return Ok(data);
+        return Ok(data.into());
     }
     Err(lying(format!(
         "transfer {transfer} ended after {filled} of {size} bytes"
@@ -352,7 +372,7 @@ async fn receive(
 fn frames(
     epoch: u64,
     transfer: u64,
-    Copied { bytes, order }: Copied,
+    Copied { bytes, order, .. }: Copied,
 ) -> impl Iterator<Item = Result<DataFrame, Status>> + Send {
     let size_bytes = bytes.len() as u64;
     let count = bytes.len().div_ceil(FRAME_BYTES).max(1);
@@ -377,8 +397,8 @@ fn frames(
 mod tests {
     use super::*;
 
-    fn copied(bytes: Bytes) -> Copied {
-        Copied { bytes, order: None }
+    fn copied(bytes: &[u8]) -> Copied {
+        Copied::new(host::copy(bytes).expect("memory").into(), None)
     }
 
     #[test]
@@ -389,9 +409,7 @@ mod tests {
                 .take(FRAME_BYTES * 2 + 3)
                 .collect::<Vec<u8>>(),
         );
-        let all: Vec<DataFrame> = frames(1, 2, copied(bytes.clone()))
-            .map(Result::unwrap)
-            .collect();
+        let all: Vec<DataFrame> = frames(1, 2, copied(&bytes)).map(Result::unwrap).collect();
         assert_eq!(all.len(), 3);
         assert_eq!(
             all[0].header.as_ref().unwrap().size_bytes,
@@ -400,9 +418,7 @@ mod tests {
         assert!(all[1].header.is_none());
         let joined: Vec<u8> = all.iter().flat_map(|frame| frame.data.to_vec()).collect();
         assert_eq!(joined, bytes);
-        let empty: Vec<DataFrame> = frames(1, 2, copied(Bytes::new()))
-            .map(Result::unwrap)
-            .collect();
+        let empty: Vec<DataFrame> = frames(1, 2, copied(&[])).map(Result::unwrap).collect();
         assert_eq!(
             (empty.len(), empty[0].header.as_ref().unwrap().size_bytes),
             (1, 0)

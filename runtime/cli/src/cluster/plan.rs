@@ -17,7 +17,9 @@ use crate::{
     command::{compile_child::InChild, proxy::MAX_SESSIONS},
     disk_cache::{self, DiskArgs},
     error::Failure,
-    large_transfers, location, plugin, python,
+    large_transfers,
+    local_transfers::LocalTransfers,
+    location, plugin, python,
     size::{parse_bytes, parse_some_bytes},
 };
 
@@ -61,6 +63,15 @@ pub(crate) struct ClusterArgs {
     /// Clients that the proxy serves at a time; more are refused
     #[arg(long = "max_sessions", value_name = "N", default_value_t = MAX_SESSIONS, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_sessions: u32,
+    /// auto: array bytes go between a proxy and workers on one machine through memory that both see; off: they are sent
+    #[arg(
+        long = "local_transfers",
+        value_name = "auto|off",
+        default_value = "auto",
+        hide_possible_values = true,
+        value_enum
+    )]
+    pub(crate) local_transfers: LocalTransfers,
     /// Directory in which clients leave large host buffers as files for the proxy to take [default: a temporary one]
     #[arg(long = "large_transfer_directory", value_name = "DIR")]
     pub(crate) large_transfer_directory: Option<PathBuf>,
@@ -107,6 +118,7 @@ pub(crate) struct Plan {
     compile_in_child: InChild,
     host_buffer_memory: u64,
     max_sessions: u32,
+    local_transfers: LocalTransfers,
     /// `None`: a private one.
     large_transfer_directory: Option<PathBuf>,
     /// The abstract Unix socket of the proxy, if clients shall use one.
@@ -172,6 +184,7 @@ impl Plan {
             compile_in_child: args.compile_in_child,
             host_buffer_memory: args.host_buffer_memory,
             max_sessions: args.max_sessions,
+            local_transfers: args.local_transfers,
             large_transfer_directory: args.large_transfer_directory.clone(),
             unix_socket: (args.transport == Transport::Unix).then(socket_name),
             xla_flags,
@@ -234,6 +247,7 @@ impl Plan {
                 arguments.extend(self.lapack.as_ref().map(|path| flag("lapack", path)));
                 arguments.extend(self.cache.arguments());
                 arguments.push(flag("compile_in_child", self.compile_in_child.as_str()));
+                arguments.push(flag("local_transfers", self.local_transfers.as_str()));
                 arguments.extend(
                     self.devices_per_worker
                         .map(|count| flag("devices_per_worker", count.to_string())),
@@ -256,6 +270,7 @@ impl Plan {
                     self.host_buffer_memory.to_string(),
                 ));
                 arguments.push(flag("max_sessions", self.max_sessions.to_string()));
+                arguments.push(flag("local_transfers", self.local_transfers.as_str()));
                 arguments.push(flag(
                     "large_transfer_directory",
                     self.large_transfer_directory(folder),
@@ -314,6 +329,7 @@ mod tests {
             compile_in_child: InChild::No,
             host_buffer_memory: 7,
             max_sessions: 9,
+            local_transfers: LocalTransfers::Off,
             large_transfer_directory: None,
             unix_socket: Some("s".to_owned()),
             xla_flags: vec!["--xla_a=1".to_owned()],
@@ -352,6 +368,7 @@ mod tests {
         assert_eq!(worker.lapack.as_deref(), Some(Path::new("/l.so")));
         assert_eq!(worker.device_memory_bytes, Some(9));
         assert_eq!(worker.compile_in_child, InChild::No);
+        assert_eq!(worker.local_transfers, LocalTransfers::Off);
         assert!(worker.role.parent_stdin);
 
         let proxy = parsed(Role::Proxy);
@@ -362,6 +379,7 @@ mod tests {
         };
         assert_eq!((proxy.status_port, proxy.host_buffer_memory), (Some(0), 7));
         assert_eq!(proxy.max_sessions, 9);
+        assert_eq!(proxy.local_transfers, LocalTransfers::Off);
         assert_eq!(
             proxy.large_transfer_directory.as_deref(),
             Some(Path::new("/r/large_transfers"))

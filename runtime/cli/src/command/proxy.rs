@@ -6,7 +6,8 @@ use tokio::sync::oneshot;
 use waystation_proxy::Error;
 
 use crate::{
-    args::RoleArgs, error::Failure, large_transfers, lifetime, listen, size::parse_bytes, xla_flags,
+    args::RoleArgs, error::Failure, large_transfers, lifetime, listen,
+    local_transfers::LocalTransfers, size::parse_bytes, xla_flags,
 };
 
 /// Port of Pathways' proxy.
@@ -49,6 +50,15 @@ pub(crate) struct Args {
     /// Directory in which clients leave large host buffers as files for this proxy to take [default: none]
     #[arg(long = "large_transfer_directory", value_name = "DIR")]
     pub(crate) large_transfer_directory: Option<PathBuf>,
+    /// auto: array bytes go between a proxy and workers on one machine through memory that both see; off: they are sent
+    #[arg(
+        long = "local_transfers",
+        value_name = "auto|off",
+        default_value = "auto",
+        hide_possible_values = true,
+        value_enum
+    )]
+    pub(crate) local_transfers: LocalTransfers,
     #[command(flatten)]
     pub(crate) role: RoleArgs,
 }
@@ -75,6 +85,7 @@ pub(crate) fn run(args: Args, own_flags: Vec<String>) -> Result<(), Failure> {
         large_transfers::check(directory)?;
     }
     config.large_transfer_directory = args.large_transfer_directory;
+    config.local_transfers = args.local_transfers == LocalTransfers::Auto;
     let asks = !flags.is_empty();
     config.xla_flags = flags;
     let (sender, taken) = oneshot::channel();

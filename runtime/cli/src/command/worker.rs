@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use crate::{
     args::RoleArgs, cache_args::CacheArgs, command::compile_child::InChild, disk_cache::DiskArgs,
-    error::Failure, lifetime, listen, location, plugin, python, size::parse_some_bytes, threads,
+    error::Failure, lifetime, listen, local_transfers::LocalTransfers, location, plugin, python,
+    size::parse_some_bytes, threads,
 };
 
 /// Port of Pathways' workers.
@@ -57,6 +58,15 @@ pub(crate) struct Args {
     /// Compile in a child process, which a program that breaks the compiler ends in the worker's place [auto: with CPU plugins]
     #[arg(long = "compile_in_child", value_name = "auto|true|false", default_value = "auto", value_parser = InChild::parse)]
     pub(crate) compile_in_child: InChild,
+    /// auto: array bytes go between a proxy and workers on one machine through memory that both see; off: they are sent
+    #[arg(
+        long = "local_transfers",
+        value_name = "auto|off",
+        default_value = "auto",
+        hide_possible_values = true,
+        value_enum
+    )]
+    pub(crate) local_transfers: LocalTransfers,
     #[command(flatten)]
     pub(crate) role: RoleArgs,
 }
@@ -83,6 +93,13 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let listener = listen::bind(args.role.bind_address, args.server_port, "--server_port")?;
     let address = listen::address(&listener)?;
     let advertise = listen::reachable(address, &args.resource_manager_address);
+    let mut limits = waystation_worker::Limits {
+        device_memory_bytes: args.device_memory_bytes,
+        ..waystation_worker::Limits::default()
+    };
+    if args.local_transfers == LocalTransfers::Off {
+        limits.segments = 0;
+    }
     lifetime::run(args.role.parent_stdin, async |stop| {
         let bucket = location::open(args.gcs_scratch_location.as_deref()).await?;
         let config = waystation_worker::Config {
@@ -98,10 +115,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             cache: args.cache.config(bucket, disk),
             environment: environment(),
             compile_child: args.compile_in_child.child(),
-            limits: waystation_worker::Limits {
-                device_memory_bytes: args.device_memory_bytes,
-                ..waystation_worker::Limits::default()
-            },
+            limits,
         };
         if let Some(file) = &args.role.ready_file {
             listen::write_ready_file(file, &[address])?;

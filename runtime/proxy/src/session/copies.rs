@@ -20,6 +20,7 @@ use crate::{
     convert::Dtype,
     host_buffers::{FetchRoom, Outgoing, Transfer},
     link::{Answer, Link},
+    local::LOCAL_FROM_BYTES,
     status::{self, Status},
 };
 
@@ -203,6 +204,7 @@ impl Session {
             shard,
             byte_strides: request.byte_strides.map(|s| Strides { strides: s.strides }),
             notify: true,
+            in_segment: link.local().is_some() && bytes >= LOCAL_FROM_BYTES,
             ..Read::default()
         };
         let release = ReleaseAtEnd::new(Arc::clone(&link), transfer);
@@ -230,12 +232,16 @@ async fn transferred(
     let reply::Reply::ReadDone(done) = answer.wait().await? else {
         return Err(unexpected("Read"));
     };
+    // Where the file does not open, the worker's data service gives the bytes as well.
+    let segment = done.segment.as_ref();
+    let file = segment.and_then(|segment| release.link.local()?.open(segment, done.size_bytes));
     let (link, transfer) = release.keep();
     Ok(Transfer {
         link,
         transfer,
         size_bytes: done.size_bytes,
         inline: done.inline_data,
+        file,
         _room: room,
     })
 }

@@ -1,5 +1,7 @@
 //! Host bytes on their way to the workers.
 
+mod local;
+
 use std::{
     collections::BTreeMap,
     sync::{Arc, OnceLock},
@@ -18,6 +20,7 @@ use crate::{
     convert::Dtype,
     host_buffers::Incoming,
     link::Link,
+    local::LOCAL_FROM_BYTES,
     status::{self, Status},
 };
 
@@ -78,6 +81,7 @@ impl Session {
             shards.push((destination.position, Arc::new(shard)));
         }
         let inline = buffer.small(INLINE_BYTES);
+        buffer.will_be_read(by_link.len());
         for (index, targets) in by_link {
             let link = Arc::clone(&cluster.links[index]);
             let transfer = self.shared.ids.next();
@@ -132,13 +136,20 @@ impl PendingPut {
 
     async fn stream(&self, buffer: &Incoming) -> Result<(), Status> {
         let size_bytes = buffer.size().await?;
+        let header = DataHeader {
+            epoch: self.link.epoch,
+            transfer: self.transfer,
+            size_bytes,
+            minor_to_major: Vec::new(),
+        };
+        if size_bytes >= LOCAL_FROM_BYTES
+            && let Some(local) = self.link.local()
+            && self.hand_over(buffer, header.clone(), local).await?
+        {
+            return Ok(());
+        }
         let header = DataFrame {
-            header: Some(DataHeader {
-                epoch: self.link.epoch,
-                transfer: self.transfer,
-                size_bytes,
-                minor_to_major: Vec::new(),
-            }),
+            header: Some(header),
             ..Default::default()
         };
         let (frames, queue) = mpsc::channel(FRAMES);
@@ -178,6 +189,7 @@ impl PendingPut {
                     data,
                     ..Default::default()
                 });
+                buffer.is_read(index);
                 index += 1;
             }
             Ok(())

@@ -16,6 +16,7 @@ use crate::{
     geometry, host,
     layout::{self, Order},
     ledger::Charge,
+    segments::Block,
     status::{self, Fault},
     table::{Maker, Origin, Shard, Slot},
     usage::Cause,
@@ -40,7 +41,7 @@ enum State {
     /// Bytes are coming, the op is not there.
     Promised(u64),
     /// The bytes are there, the op is not.
-    Early(AlignedBytes),
+    Early(Block),
 }
 
 /// How an announced transfer is taken.
@@ -124,7 +125,7 @@ impl Session {
         if let Some(data) = inline {
             // The bytes sit inside a message; a copy gives them the alignment that lets a plugin use them in place.
             match host::copy(&data) {
-                Ok(data) => self.place(placement, data),
+                Ok(data) => self.place(placement, data.into()),
                 Err(status) => self.fail_all(&placement.slots(), &Arc::new(status)),
             }
         } else if let Some(data) = early {
@@ -137,7 +138,7 @@ impl Session {
     }
 
     /// The bytes of a transfer that came before its op; a promise of bytes turns into an awaited transfer.
-    fn take_early(&mut self, transfer: u64) -> Option<AlignedBytes> {
+    fn take_early(&mut self, transfer: u64) -> Option<Block> {
         match self.puts.by_transfer.remove(&transfer)? {
             State::Early(data) => {
                 self.puts.early_bytes = self.puts.early_bytes.saturating_sub(data.len() as u64);
@@ -189,7 +190,7 @@ impl Session {
     }
 
     /// The bytes of a transfer are here, or the sender broke off.
-    pub(crate) fn put_ends(&mut self, transfer: u64, data: Result<AlignedBytes, Broken>) {
+    pub(crate) fn put_ends(&mut self, transfer: u64, data: Result<Block, Broken>) {
         let data = match data {
             Ok(data) => Some(data),
             Err(Broken::Lying(status)) => {
@@ -239,7 +240,7 @@ impl Session {
     }
 
     /// Bytes and op are there: makes them dense and hands them to the plugin.
-    pub(super) fn place(&mut self, placement: Placement, data: AlignedBytes) {
+    pub(super) fn place(&mut self, placement: Placement, data: Block) {
         if data.len() != placement.bytes {
             let fault = Arc::new(status::with_context(
                 wrong_size(&placement, data.len() as u64),

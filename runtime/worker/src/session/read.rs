@@ -4,7 +4,7 @@ use std::{collections::HashMap, rc::Rc, sync::Arc, time::Instant};
 
 use bytes::Bytes;
 use tokio::sync::oneshot;
-use waystation_pjrt::{AlignedBytes, Buffer};
+use waystation_pjrt::{AlignedBytes, Buffer, Error};
 use waystation_proto::{
     tensorflow::StatusProto,
     waystation::worker::{Read, ReadDone, reply},
@@ -17,6 +17,7 @@ use crate::{
     geometry, host,
     layout::{self, Order},
     region::{self, Dense, Region},
+    segments::{Block, Segments},
     status::{self, Fault},
     table::{Origin, Shard, Slot, Value},
 };
@@ -55,6 +56,25 @@ enum State {
 pub(crate) struct Copied {
     pub(crate) bytes: Bytes,
     pub(crate) order: Order,
+    /// The same bytes.
+    pub(crate) block: Arc<Block>,
+}
+
+impl Copied {
+    pub(crate) fn new(block: Block, order: Order) -> Copied {
+        struct Owner(Arc<Block>);
+        impl AsRef<[u8]> for Owner {
+            fn as_ref(&self) -> &[u8] {
+                (*self.0).as_ref()
+            }
+        }
+        let block = Arc::new(block);
+        Copied {
+            bytes: Bytes::from_owner(Owner(Arc::clone(&block))),
+            order,
+            block,
+        }
+    }
 }
 
 /// What of a shard is read.
@@ -81,6 +101,7 @@ impl Session {
             notify,
             regions,
             on_demand,
+            in_segment,
         } = op;
         let parts = match regions.is_empty() {
             true => Parts::Whole(byte_strides.map(|strides| strides.strides)),
@@ -115,7 +136,9 @@ impl Session {
             Value::Ready(_) if on_demand && !session.is_wanted(transfer) => {
                 session.read_on_demand(transfer, wanted, parts);
             }
-            Value::Ready(shard) => session.read_shard(transfer, &wanted, &shard, parts),
+            Value::Ready(shard) => {
+                session.read_shard(transfer, &wanted, &shard, parts, in_segment);
+            }
         });
     }
 
@@ -135,7 +158,14 @@ impl Session {
         }
     }
 
-    fn read_shard(&mut self, transfer: u64, slot: &Rc<Slot>, shard: &Shard, parts: Parts) {
+    fn read_shard(
+        &mut self,
+        transfer: u64,
+        slot: &Rc<Slot>,
+        shard: &Shard,
+        parts: Parts,
+        in_segment: bool,
+    ) {
         if let Some(State::Coming { origin, .. }) = self.transfers.by_id.get_mut(&transfer) {
             *origin = Some(Rc::clone(&shard.origin));
         }
@@ -143,12 +173,10 @@ impl Session {
         let runtime = self.core.runtime.clone();
         let dims = shard.buffer.dims().to_vec();
         let order = layout::of_buffer(&shard.buffer);
-        let copied = |bytes: AlignedBytes| Copied {
-            bytes: Bytes::from_owner(bytes),
-            order,
-        };
+        let copied = |block: Block| Copied::new(block, order);
+        let segments = in_segment.then(|| Arc::clone(&self.core.segments));
         let element = Dtype::of_element(shard.buffer.element_type()).map(|dtype| dtype.host_bytes);
-        self.read_host(slot, shard, move |result| {
+        self.read_host_into(slot, shard, segments, move |result| {
             let as_it_is = match &parts {
                 Parts::Whole(None) => true,
                 Parts::Whole(Some(strides)) => element
@@ -169,8 +197,12 @@ impl Session {
                     let element = element.map_err(Arc::new)?;
                     match &parts {
                         Parts::Whole(None) => Ok(dense),
-                        Parts::Whole(Some(strides)) => scatter(&dense, &dims, strides, element),
-                        Parts::Regions(regions) => cut(&dense, &dims, regions, element),
+                        Parts::Whole(Some(strides)) => {
+                            scatter(&dense, &dims, strides, element).map(Block::from)
+                        }
+                        Parts::Regions(regions) => {
+                            cut(&dense, &dims, regions, element).map(Block::from)
+                        }
                     }
                     .map(copied)
                     .map_err(Arc::new)
@@ -186,11 +218,22 @@ impl Session {
         &mut self,
         slot: &Rc<Slot>,
         shard: &Shard,
-        then: impl FnOnce(Result<AlignedBytes, Fault>) + Send + 'static,
+        then: impl FnOnce(Result<Block, Fault>) + Send + 'static,
+    ) {
+        self.read_host_into(slot, shard, None, then);
+    }
+
+    /// Like [`Self::read_host`], into a segment where there is one.
+    fn read_host_into(
+        &mut self,
+        slot: &Rc<Slot>,
+        shard: &Shard,
+        segments: Option<Arc<Segments>>,
+        then: impl FnOnce(Result<Block, Fault>) + Send + 'static,
     ) {
         let user_context = shard.origin.user_context();
         if shard.bytes() <= COPY_HERE_BYTES {
-            copy_to_host(&shard.buffer, user_context, then);
+            copy_to_host(&shard.buffer, user_context, None, then);
             return;
         }
         // A CPU plugin copies on the caller's thread. Until it has begun, no execution may take the buffer over.
@@ -199,7 +242,7 @@ impl Session {
         let (core, serial) = (Arc::clone(&self.core), self.serial);
         let buffer = shard.buffer.clone();
         self.core.runtime.spawn_blocking(move || {
-            copy_to_host(&buffer, user_context, then);
+            copy_to_host(&buffer, user_context, segments.as_ref(), then);
             core.post(serial, move |session| {
                 for slot in session.take_produced(reader) {
                     slot.unhold();
@@ -250,13 +293,16 @@ impl Session {
         }
         if notify {
             let done = match result {
-                Ok(Copied { bytes, .. }) => ReadDone {
-                    transfer,
-                    status: None,
-                    size_bytes: bytes.len() as u64,
-                    inline_data: (bytes.len() <= self.core.limits.inline_read_bytes)
-                        .then_some(bytes),
-                },
+                Ok(Copied { bytes, block, .. }) => {
+                    let inline = bytes.len() <= self.core.limits.inline_read_bytes;
+                    ReadDone {
+                        transfer,
+                        status: None,
+                        size_bytes: bytes.len() as u64,
+                        segment: if inline { None } else { block.lend() },
+                        inline_data: inline.then_some(bytes),
+                    }
+                }
                 Err(fault) => ReadDone {
                     transfer,
                     status: Some(Arc::unwrap_or_clone(fault)),
@@ -321,7 +367,7 @@ impl Session {
             return;
         };
         match slot.value() {
-            Value::Ready(shard) => self.read_shard(transfer, &slot, &shard, parts),
+            Value::Ready(shard) => self.read_shard(transfer, &slot, &shard, parts, false),
             Value::Failed(fault) => self.read_done(transfer, Err(fault)),
             Value::Pending { .. } => {}
         }
@@ -336,7 +382,11 @@ impl Session {
                     slot.unhold();
                     continue;
                 }
-                Some(State::Here(_)) | None => continue,
+                Some(State::Here(Ok(copied))) => {
+                    copied.block.is_back();
+                    continue;
+                }
+                Some(State::Here(Err(_))) | None => continue,
             };
             let fault = Arc::new(status::invalid(format!(
                 "transfer {transfer} was released before its bytes were there"
@@ -351,16 +401,25 @@ impl Session {
 fn copy_to_host(
     buffer: &Buffer,
     user_context: u64,
-    then: impl FnOnce(Result<AlignedBytes, Fault>) + Send + 'static,
+    segments: Option<&Arc<Segments>>,
+    then: impl FnOnce(Result<Block, Fault>) + Send + 'static,
 ) {
-    let fault =
-        move |error: waystation_pjrt::Error| Arc::new(status::of_plugin(&error, user_context));
-    let begun = buffer
-        .host_bytes()
-        .and_then(AlignedBytes::zeroed)
-        .and_then(|destination| buffer.to_host(destination));
+    let fault = move |error: Error| Arc::new(status::of_plugin(&error, user_context));
+    let begun = buffer.host_bytes().and_then(|len| {
+        let mut block = match segments.and_then(|segments| segments.take(len)) {
+            Some(block) => block,
+            None => AlignedBytes::zeroed(len)?.into(),
+        };
+        let copy = buffer.to_host(std::mem::take(&mut *block))?;
+        Ok((copy, block))
+    });
     match begun {
-        Ok(copy) => copy.on_ready(move |result| then(result.map_err(fault))),
+        Ok((copy, mut block)) => copy.on_ready(move |result| {
+            then(result.map_err(fault).map(|bytes| {
+                *block = bytes;
+                block
+            }));
+        }),
         Err(error) => then(Err(fault(error))),
     }
 }

@@ -5,6 +5,7 @@
 mod arrays;
 mod checkpoints;
 mod flow;
+mod local;
 mod memory;
 mod programs;
 mod support;
