@@ -169,8 +169,7 @@ def test_a_file_that_is_no_plugin(marker, tmp_path):
     fake = tmp_path / "plugin.so"
     fake.write_bytes(b"not a library")
     done = waystation("run", f"--pjrt_plugin={fake}", "--", "true", env={"MARKER": marker})
-    assert done.returncode != 0
-    assert str(fake) in done.stderr, done.stderr
+    one_line(done, str(fake))
     nothing_left(marker)
 
 

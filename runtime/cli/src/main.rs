@@ -14,6 +14,7 @@ mod files;
 mod history;
 mod http;
 mod large_transfers;
+mod library;
 mod lifetime;
 mod listen;
 mod local_transfers;

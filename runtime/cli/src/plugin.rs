@@ -4,33 +4,42 @@ use std::path::{Path, PathBuf};
 
 use waystation_pjrt::{OptionValue, discover};
 
-use crate::error::{Failure, one_line};
+use crate::{
+    error::{Failure, one_line},
+    library,
+};
 
 /// Finds the plugin's library. `python`: the interpreter whose packages may hold it.
 ///
 /// # Errors
 /// [`Failure::usage`] when there is none.
 pub(crate) fn find(spec: &str, python: Option<&Path>) -> Result<PathBuf, Failure> {
-    discover::resolve(spec, python)
-        .map_err(|error| Failure::usage(format!("--pjrt_plugin: {}", one_line(error.message()))))
+    let path = discover::resolve(spec, python)
+        .map_err(|error| Failure::usage(format!("--pjrt_plugin: {}", one_line(error.message()))))?;
+    is_library("--pjrt_plugin", &path, "GetPjrtApi")?;
+    Ok(path)
+}
+
+fn is_library(flag: &str, path: &Path, symbol: &str) -> Result<(), Failure> {
+    library::check(path, symbol)
+        .map_err(|error| Failure::usage(format!("{flag}: {} {error}", path.display())))
 }
 
 /// Finds the LAPACK library for a CPU plugin: `path` if one was named, else that of a Python package, if it is there.
 /// Accelerators bring linear algebra of their own.
 ///
 /// # Errors
-/// [`Failure::usage`] when the file that was named is none.
+/// [`Failure::usage`] when the file that was named is no such library.
 pub(crate) fn lapack(
     path: Option<PathBuf>,
     spec: &str,
     python: Option<&Path>,
 ) -> Result<Option<PathBuf>, Failure> {
     match path {
-        Some(path) if path.is_file() => Ok(Some(path)),
-        Some(path) => Err(Failure::usage(format!(
-            "--lapack: {} is not a file",
-            path.display()
-        ))),
+        Some(path) => {
+            is_library("--lapack", &path, "dgetrf")?;
+            Ok(Some(path))
+        }
         None if matches!(spec, "cuda" | "tpu") => Ok(None),
         None => Ok(discover::lapack(python)
             .inspect_err(|error| tracing::debug!("{}", one_line(error.message())))
@@ -69,6 +78,12 @@ mod tests {
         assert_eq!(failure.status, USAGE);
         assert!(failure.message.contains("/no/such/plugin.so"), "{failure}");
         assert!(!failure.message.contains('\n'), "{failure}");
+        let failure = find("/etc/passwd", None).unwrap_err();
+        assert_eq!(failure.status, USAGE);
+        assert!(failure.message.contains("no shared library"), "{failure}");
+        let library = library::pretend("dgetrf");
+        let failure = find(&library.path().display().to_string(), None).unwrap_err();
+        assert!(failure.message.contains("without GetPjrtApi"), "{failure}");
     }
 
     #[test]
@@ -76,7 +91,10 @@ mod tests {
         let failure = lapack(Some("/no/such/lapack.so".into()), "cpu", None).unwrap_err();
         assert_eq!(failure.status, USAGE);
         assert!(failure.message.contains("/no/such/lapack.so"), "{failure}");
-        let file = tempfile::NamedTempFile::new().unwrap();
+        let failure = lapack(Some("/etc/passwd".into()), "cpu", None).unwrap_err();
+        assert_eq!(failure.status, USAGE);
+        assert!(failure.message.contains("no shared library"), "{failure}");
+        let file = library::pretend("scipy_dgetrf_");
         let named = lapack(Some(file.path().to_owned()), "tpu", None).unwrap();
         assert_eq!(named.as_deref(), Some(file.path()));
         assert_eq!(lapack(None, "tpu", None).unwrap(), None);

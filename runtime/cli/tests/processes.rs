@@ -200,7 +200,12 @@ fn pathways_flags_are_taken_with_a_warning() {
 fn run_shows_what_a_part_says_that_dies_at_its_start_and_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let plugin = folder.path().join("plugin.so");
-    fs::write(&plugin, "not a library").unwrap();
+    // What is seen of it before the start is in order.
+    let mut library = fs::read(env!("CARGO_BIN_EXE_waystation")).unwrap();
+    library.truncate(20);
+    library[16] = 3;
+    library.extend(b"GetPjrtApi");
+    fs::write(&plugin, library).unwrap();
     let ran = folder.path().join("ran");
     let logs = folder.path().join("logs");
     let mut command = waystation(&["run", "--workers=2"]);
