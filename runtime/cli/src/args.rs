@@ -146,7 +146,10 @@ fn with_variables(command: clap::Command) -> clap::Command {
         else {
             return arg;
         };
-        arg.env(variable(&name, &flag)).hide_env(true)
+        // A negative number is a value that is refused with the range, not a flag that nobody knows.
+        arg.env(variable(&name, &flag))
+            .hide_env(true)
+            .allow_negative_numbers(true)
     });
     command.mut_subcommands(with_variables)
 }

@@ -24,7 +24,8 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
         "mib" => 1 << 20,
         "gib" => 1 << 30,
         "tib" => 1 << 40,
-        unit => {
+        _ => {
+            let unit = unit.trim();
             return Err(format!(
                 "{unit:?} is no unit of size: write B, KB, MB, GB, TB, KiB, MiB, GiB or TiB"
             ));
@@ -66,6 +67,7 @@ mod tests {
             parse_bytes(text).expect_err(text);
         }
         assert!(parse_bytes("2G").unwrap_err().contains("GiB"));
+        assert!(parse_bytes("2 M").unwrap_err().contains("\"M\""));
         assert!(parse_bytes("17000000TiB").unwrap_err().contains("64 bits"));
         assert!(parse_bytes("99999999999999999999").is_err());
         assert!(parse_some_bytes("0KiB").is_err());

@@ -110,6 +110,7 @@ fn mistakes_are_one_line_with_what_to_do() {
         "{missing}"
     );
     assert!(failure("w run --workers=0 -- true").contains("0"));
+    assert!(failure("w run --workers -1 -- true").contains("-1 is not in 1..=1024"));
     assert!(failure("w").contains("--help"));
     assert!(failure("w frobnicate").contains("frobnicate"));
     assert!(failure("w server --node_type=head").contains("head"));
