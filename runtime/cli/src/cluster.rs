@@ -7,6 +7,7 @@
 mod component;
 pub(crate) mod environment;
 pub(crate) mod plan;
+mod private;
 
 use std::{
     net::SocketAddr,
@@ -14,7 +15,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tempfile::TempDir;
 use tracing::{debug, info, warn};
 
 use crate::{
@@ -23,6 +23,7 @@ use crate::{
 };
 use component::{Component, Output};
 use plan::{Plan, Role};
+use private::Private;
 
 /// Loading a plugin takes seconds, on a machine with other work many of them.
 const START_LIMIT: Duration = Duration::from_secs(300);
@@ -42,7 +43,7 @@ const RESTART_WINDOW: Duration = Duration::from_secs(60);
 pub(crate) struct Cluster {
     components: Vec<Component>,
     /// Ready files, and logs when no folder was named.
-    private: TempDir,
+    private: Private,
     output: Output,
     /// A child ended by itself: its log is worth keeping.
     keep_logs: bool,
@@ -67,8 +68,7 @@ impl Cluster {
     /// # Errors
     /// [`Failure::usage`] when `log_dir` cannot be made.
     pub(crate) fn new(log_dir: Option<&Path>, verbose: bool) -> Result<Cluster, Failure> {
-        let private = tempfile::Builder::new().prefix("waystation-").tempdir();
-        let private = private.map_err(|error| {
+        let private = Private::new().map_err(|error| {
             Failure::usage(format!(
                 "no temporary folder can be made ({error}): look at TMPDIR"
             ))
