@@ -1,5 +1,7 @@
 //! Sizes and strides of host bytes. Nothing here trusts its input: all arithmetic is checked.
 
+use std::ops::Range;
+
 use waystation_proto::tensorflow::StatusProto;
 
 use crate::status;
@@ -96,11 +98,8 @@ pub(crate) fn gather(
     element: usize,
 ) -> Result<(), StatusProto> {
     check(region.len(), dense.len(), dims, strides, element)?;
-    let walk = Walk::new(dims, strides, element);
-    let mut done = 0;
-    walk.runs(|offset, run| {
-        dense[done..done + run].copy_from_slice(&region[offset..offset + run]);
-        done += run;
+    Walk::new(dims, strides, element).runs(|in_region, in_dense| {
+        dense[in_dense].copy_from_slice(&region[in_region]);
     });
     Ok(())
 }
@@ -114,11 +113,8 @@ pub(crate) fn scatter(
     element: usize,
 ) -> Result<(), StatusProto> {
     check(region.len(), dense.len(), dims, strides, element)?;
-    let walk = Walk::new(dims, strides, element);
-    let mut done = 0;
-    walk.runs(|offset, run| {
-        region[offset..offset + run].copy_from_slice(&dense[done..done + run]);
-        done += run;
+    Walk::new(dims, strides, element).runs(|in_region, in_dense| {
+        region[in_region].copy_from_slice(&dense[in_dense]);
     });
     Ok(())
 }
@@ -184,19 +180,28 @@ impl Walk {
         Walk { run, outer: axes }
     }
 
-    fn runs(&self, mut each: impl FnMut(usize, usize)) {
+    /// Calls `each` with where each run lies: in the strided region, and in the dense array.
+    fn runs(&self, mut each: impl FnMut(Range<usize>, Range<usize>)) {
+        let mut done = 0;
+        self.offsets(|offset| {
+            each(offset..offset + self.run, done..done + self.run);
+            done += self.run;
+        });
+    }
+
+    fn offsets(&self, mut each: impl FnMut(usize)) {
         if self.run == 0 {
             return;
         }
         let Some((&(extent, stride), outer)) = self.outer.split_last() else {
-            each(0, self.run);
+            each(0);
             return;
         };
         let mut index = vec![0usize; outer.len()];
         let mut base = 0usize;
         loop {
             for step in 0..extent {
-                each(base + step * stride, self.run);
+                each(base + step * stride);
             }
             // The next index of the outer dimensions, last one fastest.
             let mut axis = outer.len();
