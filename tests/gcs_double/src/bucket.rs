@@ -185,6 +185,18 @@ impl Bucket {
             .retain(|name, object| !rules.has_struck(name, object, now));
     }
 
+    /// Moves all times of objects into the past.
+    pub(crate) fn age(&mut self, by: Duration) {
+        let by = as_delta(by);
+        for object in self.objects.values_mut() {
+            object.created -= by;
+            object.updated -= by;
+            let custom = object.about.custom_time.as_mut();
+            custom.into_iter().for_each(|time| *time -= by);
+        }
+        self.written.values_mut().for_each(|time| *time -= by);
+    }
+
     pub(crate) fn list(&self, asked: &Listing<'_>) -> Page {
         let mut page = Page::default();
         let Listing {

