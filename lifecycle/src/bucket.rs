@@ -6,6 +6,7 @@
 //! caller goes on without a bucket.
 
 mod error;
+mod gate;
 pub mod layout;
 mod location;
 mod open;
@@ -14,5 +15,6 @@ mod open;
 pub mod conformance;
 
 pub use error::Error;
+pub use gate::GATE_INTERVAL;
 pub use location::Location;
 pub use open::{Bucket, PROBE_DEADLINE};

@@ -120,6 +120,11 @@ impl Bucket {
         }
     }
 
+    /// The same bucket, with a layer around its store.
+    pub(super) fn with_store(self, store: Arc<dyn ObjectStore>) -> Bucket {
+        Bucket { store, ..self }
+    }
+
     /// Where it is.
     pub fn location(&self) -> &Location {
         &self.location

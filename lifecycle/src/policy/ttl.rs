@@ -44,6 +44,11 @@ impl Ttl {
         self.seconds.div_ceil(DAY)
     }
 
+    /// [`Ttl::days`] as a time.
+    pub fn in_days(self) -> Duration {
+        Duration::from_secs(self.days() * DAY)
+    }
+
     /// Whether [`Ttl::days`] is longer than what was given.
     pub fn is_rounded(self) -> bool {
         self.days() * DAY != self.seconds

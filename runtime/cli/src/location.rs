@@ -1,21 +1,66 @@
 //! `--gcs_scratch_location`, looked at before anything starts.
 
 use tracing::warn;
-use waystation_lifecycle::bucket::{Bucket, Location, PROBE_DEADLINE};
+use waystation_lifecycle::bucket::{Bucket, GATE_INTERVAL, Location, PROBE_DEADLINE};
 
 use crate::error::{Failure, chain};
 
-/// Opens the location and asks whether it is there. None: no location, `memory://`, or a bucket that is missing or does
-/// not answer, which is one warning.
+/// Opens the location and asks whether it is there. None: no location, or `memory://`. A bucket that is missing or does
+/// not answer is one warning; it is asked again from time to time, and used once it is well.
 ///
 /// # Errors
 /// [`Failure::usage`] when the user has to write another location.
 pub(crate) async fn open(location: Option<&str>) -> Result<Option<Bucket>, Failure> {
-    let Some(text) = location else {
+    Ok(open_and_ask(location).await?.map(|opened| match opened {
+        Opened::Well(bucket) => bucket,
+        Opened::Unwell(bucket) => bucket.when_well(GATE_INTERVAL),
+    }))
+}
+
+/// A bucket as it was found.
+pub(crate) enum Opened {
+    Well(Bucket),
+    /// This was said.
+    Unwell(Bucket),
+}
+
+/// [`open`], for who has to know how the bucket was found.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) async fn open_and_ask(location: Option<&str>) -> Result<Option<Opened>, Failure> {
+    let Some(bucket) = make(location).await? else {
         return Ok(None);
     };
-    let usage = |error: waystation_lifecycle::bucket::Error| {
-        Failure::usage(format!("--gcs_scratch_location: {}", chain(&error)))
+    match bucket.probe(PROBE_DEADLINE).await {
+        Ok(()) => Ok(Some(Opened::Well(bucket))),
+        Err(error) if error.is_usage() => Err(usage(error)),
+        Err(error) => {
+            warn!(
+                error = chain(&error),
+                "the bucket cannot be used now, compiled programs are kept in memory only until it can"
+            );
+            Ok(Some(Opened::Unwell(bucket)))
+        }
+    }
+}
+
+/// [`open`] for a bucket that somebody has found unwell just now, and said so.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) async fn open_unwell(location: Option<&str>) -> Result<Option<Bucket>, Failure> {
+    let bucket = make(location).await?;
+    Ok(bucket.map(|bucket| bucket.when_well(GATE_INTERVAL)))
+}
+
+fn usage(error: waystation_lifecycle::bucket::Error) -> Failure {
+    Failure::usage(format!("--gcs_scratch_location: {}", chain(&error)))
+}
+
+async fn make(location: Option<&str>) -> Result<Option<Bucket>, Failure> {
+    let Some(text) = location else {
+        return Ok(None);
     };
     let location = Location::parse(text).map_err(usage)?;
     if location.is_memory() {
@@ -26,17 +71,7 @@ pub(crate) async fn open(location: Option<&str>) -> Result<Option<Bucket>, Failu
     let bucket = opened
         .map_err(|error| Failure::because("the location cannot be opened", &error))?
         .map_err(usage)?;
-    match bucket.probe(PROBE_DEADLINE).await {
-        Ok(()) => Ok(Some(bucket)),
-        Err(error) if error.is_usage() => Err(usage(error)),
-        Err(error) => {
-            warn!(
-                error = chain(&error),
-                "the bucket cannot be used, compiled programs are kept in memory only"
-            );
-            Ok(None)
-        }
-    }
+    Ok(Some(bucket))
 }
 
 #[cfg(test)]

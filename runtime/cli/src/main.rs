@@ -23,6 +23,7 @@ mod output;
 mod pathways;
 mod plugin;
 mod python;
+mod retention;
 mod signals;
 mod size;
 mod telemetry;

@@ -12,7 +12,7 @@ pub(crate) const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("cloud_pathways_sidecar_shm_directory", COLOCATED),
     (
         "enable_gcs_olm",
-        "lifecycle rules are not set by this command",
+        "the resource manager sees to lifecycle rules",
     ),
     (
         "enable_metrics_collection",
@@ -50,8 +50,14 @@ pub(crate) const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("vmodule", "use WAYSTATION_LOG"),
 ];
 
-/// Taken from proxy and resource manager only; workers use it.
-const SCRATCH: (&str, &str) = ("gcs_scratch_location", "only workers use the bucket");
+/// Taken from the proxy only.
+const SCRATCH: (&str, &str) = (
+    "gcs_scratch_location",
+    "only workers and the resource manager use the bucket",
+);
+
+/// Of these flags, what the resource manager obeys.
+const MANAGERS: &str = "enable_gcs_olm";
 
 const COLOCATED: &str = "colocated Python is not built yet";
 const OLD: &str = "it belongs to older Pathways releases";
@@ -137,9 +143,10 @@ fn is_xla(name: &str) -> bool {
 
 fn note(image: Image, name: &str) -> Option<&'static str> {
     let positive = name.strip_prefix("no").unwrap_or(name);
-    let scratch = (image != Image::Worker).then_some(&SCRATCH);
-    let mut known = WITHOUT_EFFECT.iter().chain(scratch);
+    let scratch = (image == Image::Proxy).then_some(&SCRATCH);
+    let known = WITHOUT_EFFECT.iter().chain(scratch);
     known
+        .filter(|(known, _)| image != Image::ResourceManager || *known != MANAGERS)
         .find(|(known, _)| *known == name || *known == positive)
         .map(|(_, note)| *note)
 }
@@ -238,9 +245,11 @@ mod tests {
     fn a_flag_without_value_does_not_swallow_the_next_flag() {
         let taken = take(
             Image::ResourceManager,
-            args("--enable_metrics_collection --server_port 1 --noenable_gcs_olm"),
+            args(
+                "--enable_metrics_collection --server_port 1 --noenforce_kernel_ipv6_support --enable_gcs_olm=false",
+            ),
         );
-        assert_eq!(taken.rest, args("--server_port 1"));
+        assert_eq!(taken.rest, args("--server_port 1 --enable_gcs_olm=false"));
         assert_eq!(taken.warnings.len(), 2);
     }
 

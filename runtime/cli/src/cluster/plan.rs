@@ -19,7 +19,9 @@ use crate::{
     error::Failure,
     large_transfers,
     local_transfers::LocalTransfers,
-    location, plugin, python,
+    location::{self, Opened},
+    plugin, python,
+    retention::RetentionArgs,
     size::{parse_bytes, parse_some_bytes},
 };
 
@@ -42,6 +44,8 @@ pub(crate) struct ClusterArgs {
     pub(crate) disk: DiskArgs,
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
+    #[command(flatten)]
+    pub(crate) retention: RetentionArgs,
     /// PJRT plugin: cpu, cuda, tpu, or the path of a shared library
     #[arg(long = "pjrt_plugin", value_name = "NAME|PATH", default_value = "cpu")]
     pub(crate) pjrt_plugin: String,
@@ -112,6 +116,8 @@ pub(crate) struct Plan {
     location: Option<String>,
     disk: Option<Disk>,
     cache: CacheArgs,
+    bucket_unwell: bool,
+    retention: RetentionArgs,
     plugin: PathBuf,
     lapack: Option<PathBuf>,
     device_memory_bytes: Option<u64>,
@@ -169,8 +175,13 @@ impl Plan {
         if let Some(directory) = &args.large_transfer_directory {
             large_transfers::check(directory)?;
         }
-        // A bucket that is not well was warned of here, once; the workers are not told of it.
-        let bucket = location::open(args.gcs_scratch_location.as_deref()).await?;
+        // A bucket that is not well is warned of here, once; the workers begin without it, and do not ask again at once.
+        let opened = location::open_and_ask(args.gcs_scratch_location.as_deref()).await?;
+        let (bucket, bucket_unwell) = match opened {
+            None => (None, false),
+            Some(Opened::Well(bucket)) => (Some(bucket), false),
+            Some(Opened::Unwell(bucket)) => (Some(bucket), true),
+        };
         Ok(Plan {
             slices: args.slices,
             workers: args.workers,
@@ -178,6 +189,8 @@ impl Plan {
             disk: args.disk.disk()?,
             location: bucket.map(|bucket| bucket.location().to_string()),
             cache: args.cache.clone(),
+            bucket_unwell,
+            retention: args.retention.clone(),
             plugin,
             lapack,
             device_memory_bytes: args.device_memory_bytes,
@@ -189,6 +202,20 @@ impl Plan {
             unix_socket: (args.transport == Transport::Unix).then(socket_name),
             xla_flags,
         })
+    }
+
+    /// The resource manager's part in the bucket.
+    fn retention(&self) -> Vec<OsString> {
+        let Some(location) = &self.location else {
+            return Vec::new();
+        };
+        let retention = &self.retention;
+        let mut arguments = vec![flag("gcs_scratch_location", location)];
+        arguments.extend(retention.ttl.arguments());
+        arguments.push(flag("enable_gcs_olm", retention.enable_gcs_olm.to_string()));
+        let rules = retention.max_lifecycle_rules.to_string();
+        arguments.push(flag("max_lifecycle_rules", rules));
+        arguments
     }
 
     /// Where clients leave large host buffers: as told, or a folder of the cluster's own.
@@ -238,6 +265,7 @@ impl Plan {
             Role::ResourceManager => {
                 arguments.push(flag("slices", self.slices.to_string()));
                 arguments.push(flag("workers", self.workers.to_string()));
+                arguments.extend(self.retention());
             }
             Role::Worker { slice, task } => {
                 arguments.push(flag("slice", slice.to_string()));
@@ -262,6 +290,8 @@ impl Plan {
                         .map(|location| flag("gcs_scratch_location", location)),
                 );
                 arguments.extend(self.disk.iter().flat_map(disk_cache::flags));
+                arguments.extend(self.retention.ttl.arguments());
+                arguments.extend(self.bucket_unwell.then(|| "--bucket_unwell".into()));
             }
             Role::Proxy => {
                 arguments.push("--status_port=0".into());
@@ -308,6 +338,18 @@ fn flag(name: &str, value: impl AsRef<OsStr>) -> OsString {
 mod tests {
     use super::*;
     use crate::args::{self, Command};
+    use crate::retention::{RenewBy, TtlArgs};
+
+    fn retention() -> RetentionArgs {
+        RetentionArgs {
+            ttl: TtlArgs {
+                cache_ttl: "12h".parse().unwrap(),
+                cache_ttl_renew: RenewBy::CustomTime,
+            },
+            enable_gcs_olm: false,
+            max_lifecycle_rules: 9,
+        }
+    }
 
     fn plan() -> Plan {
         Plan {
@@ -323,6 +365,8 @@ mod tests {
                 cache_keep_hlo_text: false,
                 cache_history: Some("/h".into()),
             },
+            bucket_unwell: true,
+            retention: retention(),
             plugin: "/p.so".into(),
             lapack: Some("/l.so".into()),
             device_memory_bytes: Some(9),
@@ -365,6 +409,8 @@ mod tests {
         let disk = worker.disk.disk().unwrap().unwrap();
         assert_eq!((disk.folder.as_path(), disk.bytes), (Path::new("/d"), 8));
         assert_eq!(worker.cache, plan().cache);
+        assert!(worker.bucket_unwell);
+        assert_eq!(worker.ttl, retention().ttl);
         assert_eq!(worker.lapack.as_deref(), Some(Path::new("/l.so")));
         assert_eq!(worker.device_memory_bytes, Some(9));
         assert_eq!(worker.compile_in_child, InChild::No);
@@ -393,6 +439,8 @@ mod tests {
         };
         assert_eq!((manager.slices, manager.workers), (2, Some(3)));
         assert!(manager.role.bind_address.is_loopback());
+        assert_eq!(manager.retention, retention());
+        assert_eq!(manager.gcs_scratch_location.as_deref(), Some("file:///b"));
     }
 
     #[test]

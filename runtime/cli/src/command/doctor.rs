@@ -4,7 +4,9 @@ use std::{env, ffi::OsString, fmt::Write as _, path::PathBuf};
 
 use waystation_cache::platform;
 
-use crate::{error::Failure, http, location, output, plugin, python};
+use crate::{error::Failure, http, output, plugin, python};
+
+mod bucket;
 
 /// Look at this machine and this environment: the plugin, the bucket, and what JAX would be told
 #[derive(Debug, clap::Args)]
@@ -48,14 +50,7 @@ pub(crate) async fn run(args: Args) -> Result<u8, Failure> {
             "bucket",
             "no --gcs_scratch_location: programs are kept in memory only",
         ),
-        Some(text) => match location::open(Some(text)).await {
-            Ok(None) if text.trim() != "memory://" => report.line(
-                "!!",
-                "bucket",
-                &format!("{text} cannot be used now, see above"),
-            ),
-            opened => report.result("bucket", opened.map(|_| text.clone())),
-        },
+        Some(text) => bucket::look(&mut report, text).await,
     }
     compiler_environment(&mut report, env::vars_os());
     client_environment(&mut report, |name| env::var(name).ok());

@@ -2,7 +2,12 @@
 
 use std::time::Duration;
 
-use crate::{args::RoleArgs, error::Failure, lifetime, listen};
+use crate::{
+    args::RoleArgs,
+    error::Failure,
+    lifetime, listen,
+    retention::{Retention, RetentionArgs},
+};
 
 /// Port of Pathways' resource manager.
 const DEFAULT_PORT: u16 = 29001;
@@ -24,12 +29,18 @@ pub(crate) struct Args {
     #[arg(long = "lease_seconds", value_name = "SECONDS", default_value_t = waystation_scheduler::DEFAULT_LEASE.as_secs(),
           value_parser = clap::value_parser!(u64).range(2..=3600))]
     pub(crate) lease_seconds: u64,
+    /// Bucket of the compiled programs, whose lifecycle is seen to
+    #[arg(long = "gcs_scratch_location", value_name = "LOCATION")]
+    pub(crate) gcs_scratch_location: Option<String>,
+    #[command(flatten)]
+    pub(crate) retention: RetentionArgs,
     #[command(flatten)]
     pub(crate) role: RoleArgs,
 }
 
 /// Serves until told to end.
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    let retention = Retention::new(args.gcs_scratch_location.as_deref(), &args.retention)?;
     let listener = listen::bind(args.role.bind_address, args.server_port, "--server_port")?;
     let address = listen::address(&listener)?;
     let config = waystation_scheduler::Config {
@@ -42,7 +53,12 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         if let Some(file) = &args.role.ready_file {
             listen::write_ready_file(file, &[address])?;
         }
+        // Beside serving, which waits for none of it.
+        let retention = retention.map(|retention| tokio::spawn(retention.keep()));
         let served = waystation_scheduler::serve(config, stop).await;
+        if let Some(task) = retention {
+            task.abort();
+        }
         served.map_err(|error| Failure::because("the resource manager failed", &error))
     })
 }

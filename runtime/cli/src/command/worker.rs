@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 
+use clap::ArgAction;
+
 use crate::{
-    args::RoleArgs, cache_args::CacheArgs, command::compile_child::InChild, disk_cache::DiskArgs,
-    error::Failure, lifetime, listen, local_transfers::LocalTransfers, location, plugin, python,
-    size::parse_some_bytes, threads,
+    args::RoleArgs, argv::parse_bool, cache_args::CacheArgs, command::compile_child::InChild,
+    disk_cache::DiskArgs, error::Failure, lifetime, listen, local_transfers::LocalTransfers,
+    location, plugin, python, retention::TtlArgs, size::parse_some_bytes, threads,
 };
 
 /// Port of Pathways' workers.
@@ -52,6 +54,8 @@ pub(crate) struct Args {
     pub(crate) disk: DiskArgs,
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
+    #[command(flatten)]
+    pub(crate) ttl: TtlArgs,
     /// Memory that arrays and executions may take of each device [default: no limit but the device's own]
     #[arg(long = "device_memory_bytes", value_name = "SIZE", value_parser = parse_some_bytes)]
     pub(crate) device_memory_bytes: Option<u64>,
@@ -67,6 +71,10 @@ pub(crate) struct Args {
         value_enum
     )]
     pub(crate) local_transfers: LocalTransfers,
+    /// The bucket was found unwell just now; set by the parent process
+    #[arg(long = "bucket_unwell", hide = true, num_args = 0..=1, require_equals = true, default_value = "false",
+          default_missing_value = "true", value_parser = parse_bool, action = ArgAction::Set)]
+    pub(crate) bucket_unwell: bool,
     #[command(flatten)]
     pub(crate) role: RoleArgs,
 }
@@ -101,7 +109,14 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         limits.segments = 0;
     }
     lifetime::run(args.role.parent_stdin, async |stop| {
-        let bucket = location::open(args.gcs_scratch_location.as_deref()).await?;
+        let location = args.gcs_scratch_location.as_deref();
+        let bucket = if args.bucket_unwell {
+            location::open_unwell(location).await?
+        } else {
+            location::open(location).await?
+        };
+        let mut cache = args.cache.config(bucket, disk);
+        args.ttl.apply(&mut cache);
         let config = waystation_worker::Config {
             listener,
             advertise: Some(advertise.to_string()),
@@ -112,7 +127,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             plugin,
             plugin_options,
             lapack,
-            cache: args.cache.config(bucket, disk),
+            cache,
             environment: environment(),
             compile_child: args.compile_in_child.child(),
             limits,
