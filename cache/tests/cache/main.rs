@@ -4,6 +4,7 @@
 
 mod bad_entries;
 mod claims;
+mod cloud;
 mod damage;
 mod disk;
 mod faults;

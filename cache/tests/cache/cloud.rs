@@ -1,0 +1,101 @@
+//! The cache on the test double of Cloud Storage, whose lifecycle rules act.
+
+use std::time::Duration;
+
+use waystation_cache::{Cache, Origin};
+use waystation_gcs_double::{Double, Fault, Kind};
+use waystation_lifecycle::bucket::{Bucket, Location};
+use waystation_lifecycle::policy::{self, Ensured, Policy};
+
+use crate::kit::{self, Compiler, LONG, ask};
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+async fn start() -> (Double, Bucket) {
+    let double = Double::start(&["bucket"]).await.unwrap();
+    // Days are seconds here.
+    double.pace("bucket", false);
+    let variables = double.variables().into_iter();
+    let location = Location::parse("gs://bucket/team").unwrap();
+    let bucket = Bucket::open_with(&location, variables.map(|(a, b)| (a.into(), b.into())));
+    (double, bucket.unwrap())
+}
+
+/// A process of its own, with nothing in its memory.
+async fn uses(bucket: &Bucket, program: &str) -> Origin {
+    let cache = Cache::open(kit::config(Some(bucket.clone())));
+    let origin = ask(&cache, &Compiler::default(), program).await;
+    assert_eq!(cache.flush(LONG).await, 0);
+    origin
+}
+
+#[tokio::test]
+async fn under_the_rule_that_we_set_what_is_used_lives_and_the_rest_goes() {
+    let (double, bucket) = start().await;
+    let ensured = policy::ensure(bucket.google().unwrap(), &Policy::default()).await;
+    assert_eq!(ensured.unwrap(), Ensured::Written);
+    for program in ["hot", "cold"] {
+        assert_eq!(uses(&bucket, program).await, Origin::Compiled);
+    }
+    for day in (0..90).step_by(3) {
+        assert_eq!(uses(&bucket, "hot").await, Origin::Bucket, "day {day}");
+        double.age(DAY * 3);
+    }
+    let left = double.names("bucket");
+    assert!(
+        left.len() <= 4,
+        "the hot one's slots, and no claim: {left:?}"
+    );
+    assert_eq!(uses(&bucket, "cold").await, Origin::Compiled);
+}
+
+#[tokio::test]
+async fn rights_to_read_and_create_are_enough_and_a_damaged_entry_is_repaired_with_them() {
+    let (double, bucket) = start().await;
+    let rights = [
+        "storage.objects.get",
+        "storage.objects.list",
+        "storage.objects.create",
+    ];
+    double.grant("bucket", None, Some(&rights));
+    assert_eq!(uses(&bucket, "a").await, Origin::Compiled);
+    assert_eq!(uses(&bucket, "a").await, Origin::Bucket);
+    let entries = || {
+        let names = double.names("bucket").into_iter();
+        names
+            .filter(|name| name.starts_with("team/exe/"))
+            .collect::<Vec<_>>()
+    };
+    for damaged in 1..4 {
+        let newest = entries().pop().unwrap();
+        double.put("bucket", &newest, "rubbish");
+        assert_eq!(uses(&bucket, "a").await, Origin::Compiled);
+        assert_eq!(uses(&bucket, "a").await, Origin::Bucket);
+        assert_eq!(entries().len(), damaged + 1);
+    }
+    let denied = double
+        .log()
+        .into_iter()
+        .filter(|logged| logged.status == Some(403));
+    assert!(denied.count() <= 3, "one attempt to remove for a process");
+}
+
+#[tokio::test]
+async fn what_is_cut_or_refused_on_the_way_is_a_miss_and_no_more() {
+    let (double, bucket) = start().await;
+    assert_eq!(uses(&bucket, "a").await, Origin::Compiled);
+    for kind in [Kind::Status(403), Kind::Status(401), Kind::Status(404)] {
+        double.fault(Fault::of(kind));
+        let cache = Cache::open(kit::config(Some(bucket.clone())));
+        assert_eq!(
+            ask(&cache, &Compiler::default(), "a").await,
+            Origin::Compiled,
+            "{kind:?}"
+        );
+        double.clear_faults();
+        assert_eq!(uses(&bucket, "a").await, Origin::Bucket, "after {kind:?}");
+    }
+    // What was cut is asked for again from where it broke off.
+    double.fault(Fault::of(Kind::CutBody).on("GET").at("exe").times(1));
+    assert_eq!(uses(&bucket, "a").await, Origin::Bucket);
+}
