@@ -70,7 +70,7 @@ def wait_for(condition, seconds, what):
 class Cluster:
     """One `waystation run` that is held open, and the environment that it gives to its clients."""
 
-    def __init__(self, folder, *flags):
+    def __init__(self, folder, *flags, environment=None):
         self.folder = pathlib.Path(folder)
         self.log = self.folder / "server.log"
         told = self.folder / "environment.json"
@@ -78,7 +78,7 @@ class Cluster:
         self._log_file = open(self.log, "wb")
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=self._log_file, stderr=subprocess.STDOUT,
-            env=base_environment(), cwd=self.folder, start_new_session=True,
+            env={**base_environment(), **(environment or {})}, cwd=self.folder, start_new_session=True,
         )  # fmt: skip
 
         def ready():
