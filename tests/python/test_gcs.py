@@ -90,7 +90,7 @@ def test_a_cluster_keeps_its_programs_and_its_rule_in_the_bucket(double, on_doub
     status, output = first.run_code(code)
     assert status == 0 and "[1, 4, 7, 10]" in output, output
     rules = wait_for(lambda: (contents(double)["lifecycle"]["rule"][1:]), 30, "our rule is there")
-    prefixes = [f"team/{path}" for path in ("exe/v1/", "claim/v1/", "dump/", "sweep/v1/")]
+    prefixes = [f"team/{path}" for path in ("exe/v1/", "claim/v1/")]
     assert rules == [{"action": {"type": "Delete"}, "condition": {"age": 2, "matchesPrefix": prefixes}}]
     assert contents(double)["lifecycle"]["rule"][0] == theirs
     # A worker that ends waits for its uploads.

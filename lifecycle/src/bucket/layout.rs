@@ -71,13 +71,13 @@ pub const PROGRAMS: Prefix = Prefix {
     retention_days: None,
 };
 
-/// XLA's dumps.
+/// XLA's dumps. People asked for them, and the name is one that they may use for things of their own: nothing removes them.
 pub const DUMPS: Prefix = Prefix {
     path: "dump/",
     writer: "worker, when dumps are asked for",
     reader: "people",
     rights: &["storage.objects.create"],
-    retention_days: Some(30),
+    retention_days: None,
 };
 
 /// Claims, by which many resource managers sweep a folder once.

@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::{Policy, Renew, expiring};
+use crate::bucket::layout;
 
 /// The age, in TTLs, at which an object goes that nobody ever gave a custom time.
 const WITHOUT_CUSTOM_TIME: u64 = 4;
@@ -20,7 +21,9 @@ pub fn prefixes(location_prefix: &str) -> Vec<String> {
         "" => path.to_owned(),
         prefix => format!("{prefix}/{path}"),
     };
-    expiring().map(|prefix| whole(prefix.path)).collect()
+    // Where rules act, nobody sweeps.
+    let acting = expiring().filter(|prefix| *prefix != layout::SWEEPS);
+    acting.map(|prefix| whole(prefix.path)).collect()
 }
 
 /// Our rules for Cloud Storage, each as JSON.
@@ -196,7 +199,7 @@ mod tests {
     /// Held against Cloud Storage's documents by hand; the double refuses what they do not have.
     #[test]
     fn the_rules_are_these() {
-        let on = r#"["team/a/exe/v1/","team/a/claim/v1/","team/a/dump/","team/a/sweep/v1/"]"#;
+        let on = r#"["team/a/exe/v1/","team/a/claim/v1/"]"#;
         assert_eq!(
             for_gcs("team/a", &policy("30d")),
             [format!(
@@ -224,11 +227,7 @@ mod tests {
             r#"{"Expiration":{"Days":7},"Filter":{"Prefix":"exe/v1/"},"ID":"waystation exe/v1/","Status":"Enabled"}"#
         );
         // What a user recorded on purpose is on no rule.
-        assert!(
-            !prefixes("p")
-                .iter()
-                .any(|prefix| prefix.contains("programs"))
-        );
+        assert_eq!(prefixes("p"), ["p/exe/v1/", "p/claim/v1/"]);
     }
 
     #[test]
@@ -271,7 +270,7 @@ mod tests {
 
     #[test]
     fn spacing_and_order_of_ours_do_not_count() {
-        let spaced = r#"{"rule":[{"condition": {"matchesPrefix": ["team/a/sweep/v1/", "team/a/dump/",
+        let spaced = r#"{"rule":[{"condition": {"matchesPrefix": [
             "team/a/claim/v1/", "team/a/exe/v1/"], "age": 30}, "action": {"type": "Delete"}}]}"#;
         assert_eq!(changed(spaced, &policy("30d")), None);
     }
