@@ -257,6 +257,14 @@ impl Cache {
         self.inner.loads.begin(key.digest(), entry.object.as_ref())
     }
 
+    /// Whether a program is to be compiled and loaded at all.
+    ///
+    /// # Errors
+    /// [`Fatal`] when it has ended too many processes already.
+    pub fn admit(&self, key: &Key) -> Result<(), Fatal> {
+        self.inner.loads.check(key.digest())
+    }
+
     /// The counters, now.
     pub fn counters(&self) -> Counts {
         self.inner.counters.read()

@@ -6,7 +6,7 @@
 //! be passed over for the next slot). Where a program was compiled for the load, and a second one dies, the program is
 //! not loaded any more at all.
 //!
-//! The files are the record, and are forgotten after a week. Several processes may share the folder. A process that is
+//! The files are the record, and are forgotten after a day. Several processes may share the folder. A process that is
 //! killed in mid-load by somebody else costs one needless compile.
 
 use std::collections::HashMap;
@@ -21,8 +21,8 @@ use waystation_lifecycle::bucket::layout::Digest;
 
 use crate::quiet::Quiet;
 
-/// How long a load that ended its process is remembered.
-const REMEMBERED: Duration = Duration::from_secs(7 * 24 * 3600);
+/// How long a load that ended its process is remembered. By then somebody may have mended what was to blame.
+const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
 
 /// Files that are looked at when a cache opens. A process leaves one, or as many as it has loads at a time.
 const FILES: usize = 4096;
@@ -57,7 +57,8 @@ struct Deaths {
 /// A program whose executables end the process that loads them, stored or compiled anew.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "loading the executable of this program has ended the worker {times} times; it is not loaded again for a week"
+    "loading the executable of this program has ended the worker {times} times; it is not loaded again for a day, or until \
+     the notes below --state_dir are removed"
 )]
 pub struct Fatal {
     /// How often.
@@ -135,12 +136,7 @@ impl Loads {
     /// # Errors
     /// [`Fatal`] when the load is not to be tried again.
     pub(crate) fn begin(&self, key: &Digest, object: Option<&Digest>) -> Result<Loading, Fatal> {
-        if let Some(deaths) = self.deaths.get(key) {
-            let times = deaths.objects.len() + deaths.compiled;
-            if deaths.compiled > 0 && times > 1 {
-                return Err(Fatal { times });
-            }
-        }
+        self.check(key)?;
         let Some(folder) = &self.folder else {
             return Ok(Loading(None));
         };
@@ -153,6 +149,19 @@ impl Loads {
                 Ok(Loading(None))
             }
         }
+    }
+
+    /// # Errors
+    /// [`Fatal`] when no load of this key is to be tried.
+    pub(crate) fn check(&self, key: &Digest) -> Result<(), Fatal> {
+        let Some(deaths) = self.deaths.get(key) else {
+            return Ok(());
+        };
+        let times = deaths.objects.len() + deaths.compiled;
+        if deaths.compiled > 0 && times > 1 {
+            return Err(Fatal { times });
+        }
+        Ok(())
     }
 
     fn mark(
@@ -278,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_week_it_is_forgotten_and_other_files_are_left_alone() {
+    fn after_a_day_it_is_forgotten_and_other_files_are_left_alone() {
         let temp = tempfile::tempdir().unwrap();
         die(temp.path(), Some(&[1; 32]));
         let folder = temp.path().join("loads");

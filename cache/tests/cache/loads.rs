@@ -89,5 +89,6 @@ async fn a_program_that_ends_the_process_however_it_came_is_given_up() {
     let (entry, _) = next.get(&kit::key("a")).await.unwrap();
     let fatal = next.loading(&kit::key("a"), &entry).unwrap_err();
     assert_eq!(fatal.times, 2);
+    assert_eq!(next.admit(&kit::key("a")), Err(fatal));
     assert!(next.loading(&kit::key("b"), &kit::entry("b")).is_ok());
 }

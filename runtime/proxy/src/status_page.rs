@@ -103,6 +103,7 @@ async fn status(State(page): State<Page>) -> Json<Status> {
             );
         }
     }
+    totals.insert("cache".to_owned(), json!(cache_totals(&workers)));
     Json(Status {
         build: waystation_proto::BUILD_ID,
         ready: cluster.is_some() && links.iter().all(|link| !link.is_dead()),
@@ -114,6 +115,18 @@ async fn status(State(page): State<Page>) -> Json<Status> {
         clients,
         totals,
     })
+}
+
+/// What the workers' caches have counted, by name.
+fn cache_totals(workers: &[Value]) -> BTreeMap<&str, u64> {
+    let mut totals = BTreeMap::new();
+    for worker in workers {
+        for (name, number) in worker["cache"].as_object().into_iter().flatten() {
+            let total: &mut u64 = totals.entry(name.as_str()).or_default();
+            *total = total.saturating_add(number.as_u64().unwrap_or(0));
+        }
+    }
+    totals
 }
 
 /// A worker's numbers, and what clients hold there.
@@ -182,6 +195,7 @@ fn show(link: &Link, status: &WorkerStatus) -> Value {
     ] {
         shown[name] = json!(text);
     }
+    shown["cache"] = json!(status.cache);
     // By device: nothing to sum up.
     shown["device_memory"] = json!({
         "limit_bytes": status.device_memory_limit_bytes,
@@ -242,6 +256,17 @@ fn numbers(worker: &Value) -> impl Iterator<Item = (&String, &Value, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_caches_count_is_summed_up_by_name() {
+        let workers = [
+            json!({"name": "a", "cache": {"compiles": 2, "claims": 1}}),
+            json!({"name": "b", "error": "no answer in time"}),
+            json!({"name": "c", "cache": {"compiles": 3}}),
+        ];
+        let expected = BTreeMap::from([("compiles", 5), ("claims", 1)]);
+        assert_eq!(cache_totals(&workers), expected);
+    }
 
     #[test]
     fn a_client_has_what_the_proxy_and_all_workers_hold_for_it() {

@@ -153,6 +153,8 @@ impl Compiler {
             counters::add(&self.counters.shared_loads, 1);
             return Ok(loaded);
         }
+        let fatal = self.cache.admit(&name.0);
+        fatal.map_err(|fatal| status::invalid(fatal.to_string()))?;
         let fresh = Arc::new(Mutex::new(None));
         let compile = || {
             let (this, fresh) = (Arc::clone(self), Arc::clone(&fresh));
@@ -173,7 +175,7 @@ impl Compiler {
             if let Some(loaded) = self.share(&name) {
                 return Ok(loaded);
             }
-            let error = match self.deserialize(&entry, &source.options, &name.1).await {
+            let error = match self.deserialize(&name, &entry, &source.options).await {
                 Ok(executable) => {
                     return Ok(self.keep(name, executable, &entry, source));
                 }
@@ -206,7 +208,7 @@ impl Compiler {
             Some(executable) => executable,
             None => {
                 let entry = Arc::new(entry.clone());
-                self.deserialize(&entry, &source.options, &name.1).await?
+                self.deserialize(&name, &entry, &source.options).await?
             }
         };
         Ok(self.keep(name, executable, &entry, source))
@@ -415,17 +417,22 @@ impl Compiler {
 
     async fn deserialize(
         self: &Arc<Self>,
+        name: &Name,
         entry: &Arc<Entry>,
         options: &[u8],
-        devices: &[i32],
     ) -> Result<LoadedExecutable, StatusProto> {
-        let (entry, options, devices) = (Arc::clone(entry), options.to_vec(), devices.to_vec());
+        let (entry, options) = (Arc::clone(entry), options.to_vec());
+        let (key, devices) = name.clone();
         self.in_turn(&self.loads, move |this| {
+            // Should the plugin end this process, the next one knows of what.
+            let loading = this.cache.loading(&key, &entry);
+            let loading = loading.map_err(|fatal| status::invalid(fatal.to_string()))?;
             let begun = Instant::now();
             let executable = this
                 .client
                 .deserialize(&entry.executable, Some(&options))
                 .map_err(|error| status::of_plugin(&error, 0))?;
+            drop(loading);
             counters::add_time(&this.counters.load_nanos, begun.elapsed());
             // What follows trusts these two, and a plugin might take the entry and pass over the options.
             if executable.device_ids() != devices {

@@ -58,6 +58,10 @@ impl Report {
             disk_index: core.compiler.cache().has_disk_index(),
             segment_bytes: core.segments.bytes(),
             local_bytes: core.segments.moved(),
+            cache: cache
+                .all()
+                .map(|(name, number)| (name.to_owned(), number))
+                .collect(),
         }
     }
 }

@@ -22,6 +22,7 @@ use crate::{
     location::{self, Opened},
     plugin, python,
     retention::RetentionArgs,
+    sharing::SharingArgs,
     size::{parse_bytes, parse_some_bytes},
 };
 
@@ -46,6 +47,8 @@ pub(crate) struct ClusterArgs {
     pub(crate) cache: CacheArgs,
     #[command(flatten)]
     pub(crate) retention: RetentionArgs,
+    #[command(flatten)]
+    pub(crate) sharing: SharingArgs,
     /// PJRT plugin: cpu, cuda, tpu, or the path of a shared library
     #[arg(long = "pjrt_plugin", value_name = "NAME|PATH", default_value = "cpu")]
     pub(crate) pjrt_plugin: String,
@@ -118,6 +121,7 @@ pub(crate) struct Plan {
     cache: CacheArgs,
     bucket_unwell: bool,
     retention: RetentionArgs,
+    sharing: SharingArgs,
     plugin: PathBuf,
     lapack: Option<PathBuf>,
     device_memory_bytes: Option<u64>,
@@ -175,6 +179,8 @@ impl Plan {
         if let Some(directory) = &args.large_transfer_directory {
             large_transfers::check(directory)?;
         }
+        // What the file holds is the workers' to read again.
+        drop(args.sharing.signing_key()?);
         // A bucket that is not well is warned of here, once; the workers begin without it, and do not ask again at once.
         let opened = location::open_and_ask(args.gcs_scratch_location.as_deref()).await?;
         let (bucket, bucket_unwell) = match opened {
@@ -191,6 +197,7 @@ impl Plan {
             cache: args.cache.clone(),
             bucket_unwell,
             retention: args.retention.clone(),
+            sharing: args.sharing.clone(),
             plugin,
             lapack,
             device_memory_bytes: args.device_memory_bytes,
@@ -292,6 +299,8 @@ impl Plan {
                 arguments.extend(self.disk.iter().flat_map(disk_cache::flags));
                 arguments.extend(self.retention.ttl.arguments());
                 arguments.extend(self.bucket_unwell.then(|| "--bucket_unwell".into()));
+                // A worker that is started again is to know what the one before died of; the next cluster is not.
+                arguments.extend(self.sharing.flags(folder.join("state")));
             }
             Role::Proxy => {
                 arguments.push("--status_port=0".into());
@@ -339,6 +348,7 @@ mod tests {
     use super::*;
     use crate::args::{self, Command};
     use crate::retention::{RenewBy, TtlArgs};
+    use crate::sharing::CacheMode;
 
     fn retention() -> RetentionArgs {
         RetentionArgs {
@@ -367,6 +377,10 @@ mod tests {
             },
             bucket_unwell: true,
             retention: retention(),
+            sharing: SharingArgs {
+                cache_mode: CacheMode::ReadOnly,
+                ..SharingArgs::default()
+            },
             plugin: "/p.so".into(),
             lapack: Some("/l.so".into()),
             device_memory_bytes: Some(9),
@@ -411,6 +425,11 @@ mod tests {
         assert_eq!(worker.cache, plan().cache);
         assert!(worker.bucket_unwell);
         assert_eq!(worker.ttl, retention().ttl);
+        assert_eq!(worker.sharing.cache_mode, CacheMode::ReadOnly);
+        assert_eq!(
+            worker.sharing.state_dir.as_deref(),
+            Some(Path::new("/r/state"))
+        );
         assert_eq!(worker.lapack.as_deref(), Some(Path::new("/l.so")));
         assert_eq!(worker.device_memory_bytes, Some(9));
         assert_eq!(worker.compile_in_child, InChild::No);

@@ -5,9 +5,19 @@ use std::path::PathBuf;
 use clap::ArgAction;
 
 use crate::{
-    args::RoleArgs, argv::parse_bool, cache_args::CacheArgs, command::compile_child::InChild,
-    disk_cache::DiskArgs, error::Failure, lifetime, listen, local_transfers::LocalTransfers,
-    location, plugin, python, retention::TtlArgs, size::parse_some_bytes, threads,
+    args::RoleArgs,
+    argv::parse_bool,
+    cache_args::CacheArgs,
+    command::compile_child::InChild,
+    disk_cache::DiskArgs,
+    error::Failure,
+    lifetime, listen,
+    local_transfers::LocalTransfers,
+    location, plugin, python,
+    retention::TtlArgs,
+    sharing::{self, SharingArgs},
+    size::parse_some_bytes,
+    threads,
 };
 
 /// Port of Pathways' workers.
@@ -56,6 +66,8 @@ pub(crate) struct Args {
     pub(crate) cache: CacheArgs,
     #[command(flatten)]
     pub(crate) ttl: TtlArgs,
+    #[command(flatten)]
+    pub(crate) sharing: SharingArgs,
     /// Memory that arrays and executions may take of each device [default: no limit but the device's own]
     #[arg(long = "device_memory_bytes", value_name = "SIZE", value_parser = parse_some_bytes)]
     pub(crate) device_memory_bytes: Option<u64>,
@@ -115,7 +127,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         } else {
             location::open(location).await?
         };
-        let mut cache = args.cache.config(bucket, disk);
+        let cache = args.cache.config(bucket, disk);
+        let mut cache = args.sharing.apply(cache, sharing::state_dir())?;
         args.ttl.apply(&mut cache);
         let config = waystation_worker::Config {
             listener,
