@@ -1,0 +1,69 @@
+"""Dumps of XLA in a bucket: of compiles, and of programs that the cache has. The key does not change."""
+
+import json
+import subprocess
+import sys
+
+from conftest import BINARY, base_environment
+
+PROGRAM = """
+import json, os, urllib.request
+import jax, jax.numpy as jnp
+
+def step(x):
+    return jnp.tanh(x @ x) * 2 + 1
+
+compiled = jax.jit(step).lower(jnp.ones((8, 8))).compile()
+text = compiled.as_text()
+with urllib.request.urlopen(os.environ["WAYSTATION_STATUS_URL"], timeout=30) as response:
+    totals = json.load(response)["totals"]
+print(json.dumps({"text": text, "compiles": totals["compiles"]}))
+"""
+
+
+def run(folder, *flags):
+    """Runs the program once; gives its HLO and the workers' compiles, those for its text included."""
+    ended = subprocess.run(
+        [BINARY, "run", f"--gcs_scratch_location=file://{folder}/bucket", "--devices_per_worker=1", *flags, "--",
+         sys.executable, "-c", PROGRAM],
+        env=base_environment(), capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+def dumps(folder):
+    """The files of `step`, by what stands behind its name."""
+    found = {}
+    for path in folder.glob("worker-0-0-*/module_*.jit_step.*"):
+        found[path.name.split(".jit_step.")[1]] = path
+    return found
+
+
+def test_a_compile_and_a_hit_are_dumped_and_the_key_is_the_same(tmp_path):
+    cold = run(tmp_path, f"--xla_dump_to=file://{tmp_path}/cold/", "--xla_dump_hlo_as_proto")
+    assert cold["compiles"] > 0
+    files = dumps(tmp_path / "cold")
+    assert "before_optimizations.txt" in files and "cache_hit.txt" not in files, files
+    after = files["cpu_after_optimizations.txt"].read_text()
+    assert "HloModule jit_step" in after
+    assert after == cold["text"], "the program's text is XLA's own"
+    assert any(name.endswith(".hlo.pb") for name in files), "what else was asked for"
+
+    entries = sorted(path for path in (tmp_path / "bucket").rglob("*") if path.is_file())
+    warm = run(tmp_path, f"--xla_dump_to={tmp_path}/warm")
+    assert warm == {**cold, "compiles": 0}, "no compile, not for the text either"
+    assert sorted(path for path in (tmp_path / "bucket").rglob("*") if path.is_file()) == entries
+    files = dumps(tmp_path / "warm")
+    assert set(files) == {"before_optimizations.txt", "cpu_after_optimizations.txt", "cache_hit.txt"}
+    assert files["cpu_after_optimizations.txt"].read_text() == after
+    assert "was not compiled" in files["cache_hit.txt"].read_text()
+
+
+def test_without_kept_texts_a_hit_says_so(tmp_path):
+    cold = run(tmp_path, "--nocache_keep_hlo_text")
+    warm = run(tmp_path, f"--xla_dump_to={tmp_path}/warm")
+    assert warm["text"] == cold["text"], "compiled once more for it"
+    files = dumps(tmp_path / "warm")
+    assert set(files) == {"cache_hit.txt"}
+    assert "no HLO was kept" in files["cache_hit.txt"].read_text()
