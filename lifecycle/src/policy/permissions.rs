@@ -44,7 +44,7 @@ pub const RIGHTS: [Right; 7] = [
     Right {
         name: "storage.objects.delete",
         optional: true,
-        lack: "damaged entries are stepped over, and stay until they are old; `waystation cache rm` and `gc` are refused",
+        lack: "damaged entries are stepped over, and stay until they are old",
     },
     Right {
         name: "storage.objects.update",
