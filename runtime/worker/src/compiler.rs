@@ -2,6 +2,7 @@
 //! thread; compiles and loads take their turns on threads that may block.
 
 mod loaded;
+mod optimized;
 mod probe;
 
 use std::{
@@ -14,10 +15,7 @@ use bytes::Bytes;
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 use waystation_cache::{Cache, Entry, Key, KeyInputs, Origin, Treatment};
 use waystation_pjrt::{Client, LoadedExecutable};
-use waystation_proto::{
-    tensorflow::{StatusProto, error::Code},
-    waystation::compile::Job,
-};
+use waystation_proto::tensorflow::{StatusProto, error::Code};
 
 pub(crate) use self::loaded::Loaded;
 use self::loaded::Source;
@@ -27,7 +25,7 @@ use crate::{
     hlo::{Hlo, Kept},
     make,
     program::{self, Defaults, Prepared},
-    status, text, topology,
+    status, topology,
 };
 
 /// Entries of one program that are loaded until one does: as many as the cache has room for, what is compiled when none
@@ -454,41 +452,6 @@ impl Compiler {
             Ok(executable)
         })
         .await
-    }
-
-    /// XLA's text of the optimized program. Where none was kept, the program is compiled once more for it.
-    pub(crate) async fn text(self: &Arc<Self>, loaded: &Loaded) -> Result<String, StatusProto> {
-        if let Some(kept) = loaded.kept.clone()
-            && let Some(text) = blocking(move || kept.optimized()).await?
-        {
-            return Ok(text);
-        }
-        let folder = text::folder()?;
-        let options = text::options(&loaded.source.options, &folder, None)?;
-        let source = Source {
-            options: options.into(),
-            ..loaded.source.clone()
-        };
-        if !self.write_in_child(&loaded.digest, &source).await? {
-            let compile = move |this: &Compiler| {
-                make::compile(&this.client, &source.program, &source.options).map(drop)
-            };
-            self.in_turn(&self.compiles, compile).await?;
-        }
-        blocking(move || text::read(&folder)).await?
-    }
-
-    /// Compiles in the child for what the plugin writes on the way. False when there is no child.
-    async fn write_in_child(&self, digest: &Digest, source: &Source) -> Result<bool, StatusProto> {
-        let Some(compilers) = &self.compilers else {
-            return Ok(false);
-        };
-        let _turn = turn(&self.compiles).await?;
-        let job = Job {
-            discard: true,
-            ..source.job()
-        };
-        Ok(compilers.compile(digest, job).await?.is_some())
     }
 }
 

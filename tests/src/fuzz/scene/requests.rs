@@ -35,7 +35,7 @@ use super::{
 use crate::fuzz::{random::Random, witness::DOUBLE};
 
 impl Scene {
-    /// A good request of kind `kind` (0 to [`KINDS`]), after what it needs.
+    /// A good request of kind `kind` (0 to [`super::KINDS`]), after what it needs.
     ///
     /// # Errors
     /// When the session has lost what the request needs.
