@@ -305,6 +305,11 @@ impl Cache {
         self.inner.memory.bytes()
     }
 
+    /// How many entries wait to be written.
+    pub fn waiting(&self) -> usize {
+        self.inner.publisher().map_or(0, Publisher::waiting)
+    }
+
     /// Waits until everything compiled so far is published, at most so long. Returns how many entries still wait.
     ///
     /// Cancel-safe.

@@ -29,7 +29,9 @@ mod loads;
 pub mod platform;
 mod publish;
 mod quiet;
+pub mod recording;
 pub mod sign;
+pub mod survey;
 pub mod tier;
 pub mod verify;
 

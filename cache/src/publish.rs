@@ -223,6 +223,11 @@ impl Publisher {
         *self.waiting.borrow()
     }
 
+    /// How many entries wait.
+    pub(crate) fn waiting(&self) -> usize {
+        *self.waiting.borrow()
+    }
+
     /// Takes no more, waits as [`Publisher::flush`] does, and cuts off the rest.
     pub(crate) async fn shutdown(&self, deadline: Duration) -> usize {
         self.places.close();

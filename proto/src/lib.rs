@@ -60,6 +60,10 @@ pub mod waystation {
     pub mod compile {
         tonic::include_proto!("waystation.compile");
     }
+    /// Package `waystation.recording`.
+    pub mod recording {
+        tonic::include_proto!("waystation.recording");
+    }
     /// Package `waystation.worker`.
     pub mod worker {
         tonic::include_proto!("waystation.worker");

@@ -62,6 +62,7 @@ impl Report {
                 .all()
                 .map(|(name, number)| (name.to_owned(), number))
                 .collect(),
+            cache_queue: core.compiler.cache().waiting() as u64,
         }
     }
 }
