@@ -74,6 +74,61 @@ async fn make(location: Option<&str>) -> Result<Option<Bucket>, Failure> {
     Ok(Some(bucket))
 }
 
+/// Opens a location that a command cannot do without.
+///
+/// # Errors
+/// [`Failure::usage`] when the user has to write another location, or make the folder or bucket; else what ails the bucket.
+pub(crate) async fn required(flag: &str, text: &str) -> Result<Bucket, Failure> {
+    let usage = |error: waystation_lifecycle::bucket::Error| {
+        Failure::usage(format!("{flag}: {}", chain(&error)))
+    };
+    let location = Location::parse(text).map_err(usage)?;
+    match &location {
+        Location::Memory => {
+            return Err(Failure::usage(format!(
+                "{flag}: memory:// is another process's memory; give a bucket or a folder"
+            )));
+        }
+        // Opening would make it.
+        Location::File(path) if !path.is_dir() => {
+            return Err(Failure::usage(format!(
+                "{flag}: there is no folder {}",
+                path.display()
+            )));
+        }
+        _ => {}
+    }
+    let bucket = opened(flag, location).await?;
+    match bucket.probe(PROBE_DEADLINE).await {
+        Ok(()) => Ok(bucket),
+        Err(error) if error.is_usage() => Err(usage(error)),
+        Err(error) => Err(Failure::internal(format!("{flag}: {}", chain(&error)))),
+    }
+}
+
+/// Opens a location that is only written to, and that nothing depends on. Asks nothing of the bucket.
+///
+/// # Errors
+/// [`Failure::usage`] when the user has to write another location.
+pub(crate) async fn for_writing(flag: &str, text: &str) -> Result<Bucket, Failure> {
+    let location = Location::parse(text)
+        .map_err(|error| Failure::usage(format!("{flag}: {}", chain(&error))))?;
+    if location.is_memory() {
+        return Err(Failure::usage(format!(
+            "{flag}: nobody could read memory://; give a bucket or a folder"
+        )));
+    }
+    opened(flag, location).await
+}
+
+async fn opened(flag: &str, location: Location) -> Result<Bucket, Failure> {
+    // Opening looks at the local disk, which may hang where it is a network's.
+    let opened = tokio::task::spawn_blocking(move || Bucket::open(&location)).await;
+    opened
+        .map_err(|error| Failure::because("the location cannot be opened", &error))?
+        .map_err(|error| Failure::usage(format!("{flag}: {}", chain(&error))))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,8 +1,11 @@
 //! What a proxy is told at start. Only the CLI reads the environment (D10).
 
-use std::{net::TcpListener, os::unix::net::UnixListener, path::PathBuf, time::Duration};
+use std::{
+    net::TcpListener, os::unix::net::UnixListener, path::PathBuf, sync::Arc, time::Duration,
+};
 
 use tokio::sync::oneshot;
+use waystation_cache::recording::Recorder;
 
 /// Host buffers kept in memory before the rest goes to an unlinked file, in bytes.
 pub const DEFAULT_HOST_BUFFER_MEMORY_BYTES: u64 = 2 << 30;
@@ -37,6 +40,8 @@ pub struct Config {
     /// Gives memory that is free in this process back to the system; may block. Called after sessions have ended and when
     /// all is quiet.
     pub release_memory: fn(),
+    /// Stores each compile request, if they are to be recorded.
+    pub recorder: Option<Arc<Recorder>>,
     /// `--xla_*` flags of the environment, then of the command line, carried by each compile. The first worker's plugin is
     /// asked about them before a client is served.
     pub xla_flags: Vec<String>,
@@ -59,6 +64,7 @@ impl Config {
             large_transfer_directory: None,
             local_transfers: true,
             release_memory: || {},
+            recorder: None,
             xla_flags: Vec::new(),
             flags_taken: None,
         }

@@ -1,6 +1,9 @@
 //! Brings a proxy up and takes it down.
 
-use std::sync::{Arc, atomic::AtomicU64};
+use std::{
+    sync::{Arc, atomic::AtomicU64},
+    time::Duration,
+};
 
 use tokio::{
     net::{TcpListener, UnixListener, UnixStream},
@@ -28,6 +31,9 @@ use crate::{
 /// Part of the bound on host buffers, in bytes, for those that are not counted yet or any more: in the transport's windows
 /// and in the frames towards a worker. A quarter of a small bound.
 const UNDER_WAY_BYTES: u64 = 64 << 20;
+
+/// How long the end waits for recordings that are on their way to their bucket.
+const RECORDING_GRACE: Duration = Duration::from_secs(5);
 
 /// Serves until the token is cancelled. Clients that come before the workers wait for them.
 ///
@@ -60,6 +66,7 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
             Arc::clone(&counters),
             Arc::clone(&usages),
             cluster.clone(),
+            config.recorder.clone(),
             shutdown.clone(),
         ))
     });
@@ -69,6 +76,7 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
         ids,
         usages,
         xla_flags: config.xla_flags,
+        recorder: config.recorder.clone(),
         large_transfers: Arc::new(LargeTransfers::new(config.large_transfer_directory)),
     });
     tokio::spawn(quiet::watch(
@@ -125,6 +133,9 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
     tokio::select! {
         served = served => served?,
         refused = refused => return Err(refused),
+    }
+    if let Some(recorder) = config.recorder {
+        recorder.finish(RECORDING_GRACE).await;
     }
     match status_page {
         Some(task) => task.await.unwrap_or(Ok(())),

@@ -39,6 +39,7 @@ use tokio::{
     task::JoinSet,
 };
 use tokio_stream::StreamExt as _;
+use waystation_cache::recording::Recorder;
 use waystation_proto::xla::ifrt::proxy::{
     IfrtRequest, ifrt_request::Request, ifrt_response::Response,
 };
@@ -75,6 +76,7 @@ pub(crate) struct Shared {
     pub(crate) ids: Arc<Ids>,
     pub(crate) usages: Arc<Usages>,
     pub(crate) xla_flags: Vec<String>,
+    pub(crate) recorder: Option<Arc<Recorder>>,
     pub(crate) large_transfers: Arc<LargeTransfers>,
 }
 

@@ -1,12 +1,13 @@
-//! `GET /status`: the proxy's counters, each worker's, and their sums, as JSON.
+//! `GET /status`: the proxy's counters, each worker's, and their sums, as JSON. `GET /metrics`: for Prometheus.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use axum::{Json, Router, extract::State, routing::get};
+use axum::{Json, Router, extract::State, http::header, response::IntoResponse, routing::get};
 use futures::future::join_all;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
+use waystation_cache::recording::{Recorded, Recorder};
 use waystation_proto::waystation::worker::{ClientUse, WorkerStatus, WorkerStatusRequest};
 
 use crate::{
@@ -14,6 +15,7 @@ use crate::{
     cluster::ClusterWatch,
     counters::{Counters, Snapshot},
     link::Link,
+    metrics,
     session::{Held, Usages},
 };
 
@@ -25,6 +27,7 @@ struct Page {
     counters: Arc<Counters>,
     usages: Arc<Usages>,
     cluster: ClusterWatch,
+    recorder: Option<Arc<Recorder>>,
 }
 
 /// The page.
@@ -38,6 +41,9 @@ struct Status {
     queued_ops: usize,
     #[serde(flatten)]
     proxy: Snapshot,
+    /// Compile requests, where they are recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recorded: Option<Recorded>,
     workers: Vec<Value>,
     clients: Vec<Client>,
     /// Sums of the workers' numbers.
@@ -60,16 +66,19 @@ pub(crate) async fn serve(
     counters: Arc<Counters>,
     usages: Arc<Usages>,
     cluster: ClusterWatch,
+    recorder: Option<Arc<Recorder>>,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
     listener.set_nonblocking(true).map_err(Error::Listener)?;
     let listener = tokio::net::TcpListener::from_std(listener).map_err(Error::Listener)?;
     let app = Router::new()
         .route("/status", get(status))
+        .route("/metrics", get(metrics))
         .with_state(Page {
             counters,
             usages,
             cluster,
+            recorder,
         });
     axum::serve(listener, app)
         .with_graceful_shutdown(shutdown.cancelled_owned())
@@ -111,6 +120,7 @@ async fn status(State(page): State<Page>) -> Json<Status> {
         devices: cluster.as_ref().map_or(0, |c| c.devices.len()),
         queued_ops: links.iter().map(|link| link.queued()).sum(),
         proxy: page.counters.snapshot(),
+        recorded: page.recorder.as_ref().map(|recorder| recorder.counts()),
         workers,
         clients,
         totals,
@@ -129,23 +139,41 @@ fn cache_totals(workers: &[Value]) -> BTreeMap<&str, u64> {
     totals
 }
 
-/// A worker's numbers, and what clients hold there.
-async fn worker(link: &Link) -> (Value, Vec<ClientUse>) {
+/// The page for Prometheus.
+async fn metrics(State(page): State<Page>) -> impl IntoResponse {
+    let (cluster, _) = page.cluster.borrow().clone();
+    let links = cluster
+        .as_ref()
+        .map(|c| c.links.clone())
+        .unwrap_or_default();
+    let answers = join_all(links.iter().map(|link| ask(link))).await;
+    let workers: Vec<_> = links
+        .iter()
+        .zip(answers)
+        .map(|(link, answer)| (&*link.name, answer.ok()))
+        .collect();
+    let proxy = serde_json::to_value(page.counters.snapshot()).unwrap_or_default();
+    let recorded = page.recorder.as_ref().map(|recorder| recorder.counts());
+    let text = metrics::page(&proxy, recorded, &workers);
+    ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text)
+}
+
+/// A worker's status, or why there is none.
+async fn ask(link: &Link) -> Result<WorkerStatus, String> {
     let mut data = link.data();
     let ask = data.get_status(WorkerStatusRequest {});
     match tokio::time::timeout(WORKER_TIMEOUT, ask).await {
-        Ok(Ok(status)) => {
-            let status = status.into_inner();
-            (show(link, &status), status.clients)
-        }
-        Ok(Err(e)) => (
-            json!({"name": &*link.name, "error": e.message()}),
-            Vec::new(),
-        ),
-        Err(_) => (
-            json!({"name": &*link.name, "error": "no answer in time"}),
-            Vec::new(),
-        ),
+        Ok(Ok(status)) => Ok(status.into_inner()),
+        Ok(Err(e)) => Err(e.message().to_owned()),
+        Err(_) => Err("no answer in time".to_owned()),
+    }
+}
+
+/// A worker's numbers, and what clients hold there.
+async fn worker(link: &Link) -> (Value, Vec<ClientUse>) {
+    match ask(link).await {
+        Ok(status) => (show(link, &status), status.clients),
+        Err(error) => (json!({"name": &*link.name, "error": error}), Vec::new()),
     }
 }
 
@@ -244,6 +272,7 @@ fn counters(s: &WorkerStatus) -> Value {
         "disk_errors": s.disk_errors,
         "segment_bytes": s.segment_bytes,
         "local_bytes": s.local_bytes,
+        "cache_queue": s.cache_queue,
     })
 }
 

@@ -92,6 +92,9 @@ pub(crate) struct ClusterArgs {
         value_enum
     )]
     pub(crate) transport: Transport,
+    /// Store each compile request here, for `cache warm`: gs://BUCKET/PREFIX, s3://..., or file:///PATH [default: none]
+    #[arg(long = "record_programs", value_name = "LOCATION")]
+    pub(crate) record_programs: Option<String>,
     /// Folder for the logs of proxy, resource manager and workers [default: a temporary one]
     #[arg(long = "log_dir", value_name = "FOLDER")]
     pub(crate) log_dir: Option<PathBuf>,
@@ -133,6 +136,7 @@ pub(crate) struct Plan {
     large_transfer_directory: Option<PathBuf>,
     /// The abstract Unix socket of the proxy, if clients shall use one.
     unix_socket: Option<String>,
+    record_programs: Option<String>,
     xla_flags: Vec<String>,
 }
 
@@ -181,6 +185,13 @@ impl Plan {
         }
         // What the file holds is the workers' to read again.
         drop(args.sharing.signing_key()?);
+        let record_programs = match &args.record_programs {
+            None => None,
+            Some(text) => {
+                let bucket = location::for_writing("--record_programs", text).await?;
+                Some(bucket.location().to_string())
+            }
+        };
         // A bucket that is not well is warned of here, once; the workers begin without it, and do not ask again at once.
         let opened = location::open_and_ask(args.gcs_scratch_location.as_deref()).await?;
         let (bucket, bucket_unwell) = match opened {
@@ -207,6 +218,7 @@ impl Plan {
             local_transfers: args.local_transfers,
             large_transfer_directory: args.large_transfer_directory.clone(),
             unix_socket: (args.transport == Transport::Unix).then(socket_name),
+            record_programs,
             xla_flags,
         })
     }
@@ -304,6 +316,11 @@ impl Plan {
             }
             Role::Proxy => {
                 arguments.push("--status_port=0".into());
+                arguments.extend(
+                    self.record_programs
+                        .as_ref()
+                        .map(|location| flag("record_programs", location)),
+                );
                 arguments.push(flag(
                     "host_buffer_memory",
                     self.host_buffer_memory.to_string(),
@@ -390,6 +407,7 @@ mod tests {
             local_transfers: LocalTransfers::Off,
             large_transfer_directory: None,
             unix_socket: Some("s".to_owned()),
+            record_programs: Some("file:///r".to_owned()),
             xla_flags: vec!["--xla_a=1".to_owned()],
         }
     }
@@ -450,6 +468,7 @@ mod tests {
             Some(Path::new("/r/large_transfers"))
         );
         assert_eq!(proxy.unix_socket.as_deref(), Some("s"));
+        assert_eq!(proxy.record_programs.as_deref(), Some("file:///r"));
 
         let line = plan().arguments(Role::ResourceManager, None, Path::new("/r"));
         let line = std::iter::once("w".into()).chain(line).collect();

@@ -1,13 +1,14 @@
 //! `proxy`.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
 use tokio::sync::oneshot;
+use waystation_cache::recording::Recorder;
 use waystation_proxy::Error;
 
 use crate::{
     args::RoleArgs, error::Failure, large_transfers, lifetime, listen,
-    local_transfers::LocalTransfers, size::parse_bytes, xla_flags,
+    local_transfers::LocalTransfers, location, size::parse_bytes, xla_flags,
 };
 
 /// Port of Pathways' proxy.
@@ -59,6 +60,9 @@ pub(crate) struct Args {
         value_enum
     )]
     pub(crate) local_transfers: LocalTransfers,
+    /// Store each compile request here, for `cache warm`: gs://BUCKET/PREFIX, s3://..., or file:///PATH [default: none]
+    #[arg(long = "record_programs", value_name = "LOCATION")]
+    pub(crate) record_programs: Option<String>,
     #[command(flatten)]
     pub(crate) role: RoleArgs,
 }
@@ -92,6 +96,10 @@ pub(crate) fn run(args: Args, own_flags: Vec<String>) -> Result<(), Failure> {
     config.flags_taken = Some(sender);
     config.release_memory = waystation_pjrt::release_free_heap;
     lifetime::run(args.role.parent_stdin, async |stop| {
+        if let Some(text) = &args.record_programs {
+            let bucket = location::for_writing("--record_programs", text).await?;
+            config.recorder = Some(Arc::new(Recorder::start(bucket)));
+        }
         // A proxy whose flags may yet be refused is not ready.
         let ready = async {
             if asks && taken.await.is_err() {

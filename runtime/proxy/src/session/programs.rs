@@ -8,11 +8,13 @@ use std::{
     },
 };
 
+use bytes::Bytes;
 use prost::Message;
 use waystation_proto::{
     tensorflow::StatusProto,
     waystation::{
         ExecutableInfo, executable_info,
+        recording::Recording,
         worker::{Compile, CostAnalysis, ProgramText, op, reply},
     },
     xla::{
@@ -89,7 +91,7 @@ impl Drop for XlaProgram {
 #[derive(Clone, PartialEq, Message)]
 struct RawXlaCompileOptions {
     #[prost(bytes = "bytes", tag = "1")]
-    compile_options: bytes::Bytes,
+    compile_options: Bytes,
 }
 
 impl Session {
@@ -130,6 +132,7 @@ impl Session {
             .map_err(|e| status::invalid_argument(format!("malformed compile options: {e}")))?;
         let devices = assignment.device_ids;
         let link = Arc::clone(self.one_worker(&devices)?);
+        self.record(&program.data, &options, &devices)?;
         let (id, request) = (self.shared.ids.next(), self.shared.ids.next());
         let answer = link
             .call(
@@ -171,6 +174,25 @@ impl Session {
             lock(&tables.programs).insert(handle, Program::Xla(Arc::new(compiled)));
             Ok(Response::CompileResponse(response))
         })))
+    }
+
+    /// Has the request recorded, if that is asked for.
+    fn record(&self, program: &Bytes, options: &Bytes, devices: &[i32]) -> Result<(), Status> {
+        let Some(recorder) = &self.shared.recorder else {
+            return Ok(());
+        };
+        let cluster = self.cluster()?;
+        let ordinals = devices
+            .iter()
+            .filter_map(|&id| Some(cluster.device(id)?.ordinal));
+        recorder.record(Recording {
+            program: program.clone(),
+            compile_options: options.clone(),
+            device_ids: devices.to_vec(),
+            device_ordinals: ordinals.collect(),
+            xla_flags: self.shared.xla_flags.clone(),
+        });
+        Ok(())
     }
 
     /// The worker that owns all the devices of a program.
