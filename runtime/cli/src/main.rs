@@ -75,7 +75,7 @@ fn perform(parsed: Parsed) -> Result<u8, Failure> {
         Command::Up(args) => on_this_thread(up::run(args, parsed.xla_flags)),
         Command::Status(args) => on_this_thread(status::run(args)).map(|()| 0),
         Command::Doctor(args) => on_this_thread(doctor::run(args)),
-        Command::Cache(args) => cache::run(&args).map(|()| 0),
+        Command::Cache(args) => cache::run(&args),
         Command::CompileChild(_) => Err(compile_child::run()),
         Command::Tied(args) => Err(tied::run(args)),
         Command::Server(_) => Err(Failure::internal("server was not resolved to a role")),

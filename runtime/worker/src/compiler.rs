@@ -112,6 +112,32 @@ impl Compiler {
         ordinals: &HashMap<i32, u32>,
         xla_flags: &[String],
     ) -> Result<Arc<Loaded>, StatusProto> {
+        let (name, source) = self
+            .prepare(program, options, device_ids, ordinals, xla_flags)
+            .await?;
+        let (dump, dumped) = (source.dump.clone(), Arc::clone(&source.dumped));
+        let loaded = self.find(name, source).await?;
+        if let Some(dump) = dump.filter(|_| !dumped.load(Relaxed)) {
+            let (this, hit) = (Arc::clone(self), Arc::clone(&loaded));
+            // The client need not wait for it.
+            tokio::task::spawn_blocking(move || {
+                let kept = hit.kept.as_ref();
+                this.hlo
+                    .write_hit(&dump, &hit.info.name, &hit.info.key, kept);
+            });
+        }
+        Ok(loaded)
+    }
+
+    /// What a request is for the cache and for the plugin.
+    async fn prepare(
+        self: &Arc<Self>,
+        program: Bytes,
+        options: &[u8],
+        device_ids: &[i32],
+        ordinals: &HashMap<i32, u32>,
+        xla_flags: &[String],
+    ) -> Result<(Name, Source), StatusProto> {
         let local = |global: i32| {
             let ordinal = usize::try_from(*ordinals.get(&global)?).ok()?;
             Some(self.client.devices().get(ordinal)?.id())
@@ -127,18 +153,41 @@ impl Compiler {
             dump: prepared.dump.map(Arc::new),
             dumped: Arc::default(),
         };
-        let (dump, dumped) = (source.dump.clone(), Arc::clone(&source.dumped));
-        let loaded = self.find((key, devices), source).await?;
-        if let Some(dump) = dump.filter(|_| !dumped.load(Relaxed)) {
-            let (this, hit) = (Arc::clone(self), Arc::clone(&loaded));
-            // The client need not wait for it.
-            tokio::task::spawn_blocking(move || {
-                let kept = hit.kept.as_ref();
-                this.hlo
-                    .write_hit(&dump, &hit.info.name, &hit.info.key, kept);
-            });
+        Ok(((key, devices), source))
+    }
+
+    /// Has the cache hold a program's entry, as [`Self::load`] does, and loads nothing. Dumps nothing either.
+    pub(crate) async fn fill(
+        self: &Arc<Self>,
+        program: Bytes,
+        options: &[u8],
+        device_ids: &[i32],
+        ordinals: &HashMap<i32, u32>,
+        xla_flags: &[String],
+    ) -> Result<(Key, Arc<Entry>, Origin), StatusProto> {
+        let ((key, _), source) = self
+            .prepare(program, options, device_ids, ordinals, xla_flags)
+            .await?;
+        if let Treatment::Uncacheable { reason } = key.treatment() {
+            return Err(status::unimplemented(format!(
+                "the program is never kept: {reason}"
+            )));
         }
-        Ok(loaded)
+        let source = Source {
+            dump: None,
+            ..source
+        };
+        let compile = || {
+            let (this, digest, source) = (Arc::clone(self), *key.digest(), source.clone());
+            async move { Ok(this.compile(&digest, &source).await?.1) }
+        };
+        let (entry, origin) = self.cache.get_or_compile(&key, compile).await?;
+        if entry.executable.is_empty() {
+            return Err(status::unimplemented(
+                "the plugin does not serialize this executable",
+            ));
+        }
+        Ok((key, entry, origin))
     }
 
     /// The executable of a name: loaded already, from the cache, or compiled.

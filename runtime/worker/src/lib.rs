@@ -47,9 +47,11 @@ mod table;
 mod text;
 mod topology;
 mod usage;
+mod warm;
 mod window;
 
 pub use child::compile_child;
 pub use config::{CompileChild, Config, Limits};
 pub use error::Error;
 pub use serve::serve;
+pub use warm::{Warmed, Warmer, WarmerConfig};

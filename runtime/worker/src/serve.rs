@@ -171,7 +171,7 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
 }
 
 /// Takes the digest of the plugin's file and opens it. Blocks.
-fn open(spec: Spec) -> Result<(Opened, String, Spec), Error> {
+pub(crate) fn open(spec: Spec) -> Result<(Opened, String, Spec), Error> {
     let digest = platform::file_digest(&spec.path).map_err(|source| Error::Digest {
         path: spec.path.clone(),
         source,
@@ -180,7 +180,7 @@ fn open(spec: Spec) -> Result<(Opened, String, Spec), Error> {
 }
 
 /// What an executable made here depends on, besides program and options.
-fn identity(
+pub(crate) fn identity(
     client: &Client,
     digest: &str,
     targets: linalg::Facts,

@@ -155,7 +155,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
 
 /// This process's environment. What is not UTF-8 keeps its place with replacement characters: it must still tell two
 /// environments apart.
-fn environment() -> Vec<(String, String)> {
+pub(crate) fn environment() -> Vec<(String, String)> {
     let text = |raw: std::ffi::OsString| raw.to_string_lossy().into_owned();
     std::env::vars_os()
         .map(|(name, value)| (text(name), text(value)))

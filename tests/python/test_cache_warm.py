@@ -1,0 +1,97 @@
+"""`--record_programs` and `cache warm`: what a job has asked for is compiled before the next one starts."""
+
+import json
+import shutil
+import subprocess
+
+import jax
+import jax.export
+import numpy as np
+from conftest import BINARY, base_environment, wait_for
+
+PROGRAMS = """
+import numpy as np, jax, jax.numpy as jnp
+for n in range(3):
+    assert np.asarray(jax.jit(lambda x: jnp.sin(x) + n)(np.arange(8.0)))[0] == n
+mesh = jax.make_mesh((4,), ("x",))
+x = jax.device_put(np.arange(8.0), jax.NamedSharding(mesh, jax.P("x")))
+assert float(jax.jit(lambda x: (x * 2).sum())(x)) == 56
+print("works")
+"""
+
+
+def run(cluster):
+    status, output = cluster.run_code(PROGRAMS)
+    assert status == 0 and "works" in output, output
+
+
+def cache(*arguments, status=0, errors=False):
+    """Runs `waystation cache ...`; gives what it prints, or says as its error."""
+    done = subprocess.run(
+        [BINARY, "cache", *map(str, arguments)], env=base_environment(), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == status, (done.returncode, done.stdout, done.stderr)
+    return done.stderr if errors or not done.stdout else done.stdout
+
+
+def test_a_recorded_job_compiles_nothing_after_a_warm_up(own_cluster, tmp_path):
+    bucket, records = tmp_path / "bucket", tmp_path / "records"
+    bucket.mkdir()
+    flags = ["--workers", "1", "--devices_per_worker", "4", f"--gcs_scratch_location={bucket}"]
+    first = own_cluster(*flags, f"--record_programs={records}")
+    run(first)
+    totals = first.totals()
+    compiles = totals["compiles"]
+    assert compiles >= 4
+    requests = first.status()["compile_requests"]
+
+    def recorded():
+        counts = first.status()["recorded"]
+        return counts if sum(counts.values()) == requests else None
+
+    counts = wait_for(recorded, 30, "every request is recorded or found so")
+    assert (counts["dropped"], counts["failed"], counts["uncacheable"]) == (0, 0, 0)
+    assert counts["stored"] == len([path for path in records.rglob("*") if path.is_file()]) >= compiles
+    first.stop()
+
+    shutil.rmtree(bucket)
+    bucket.mkdir()
+    (records / "programs" / "v1" / "README").write_text("not ours")
+    warm = ["warm", records, f"--gcs_scratch_location={bucket}", "--devices=4", "--json"]
+    report = json.loads(cache(*warm))
+    assert (report["compiled"], report["failed"], report["bad_recordings"], report["foreign_objects"]) == (compiles, 0, 0, 1)
+    assert report["not_written"] == 0 and report["compiled"] + report["present"] == counts["stored"]
+    again = json.loads(cache(*warm))
+    assert (again["compiled"], again["present"]) == (0, counts["stored"])
+
+    second = own_cluster(*flags)
+    run(second)
+    totals = second.totals()
+    assert (totals["compiles"], totals["bucket_hits"], totals["bucket_misses"]) == (0, compiles, 0)
+
+    # A recording that is cut, and devices that are not there: named, and the rest is done.
+    victim = next(path for path in records.rglob("*") if len(path.name) == 64)
+    victim.write_bytes(victim.read_bytes()[:-1])
+    report = json.loads(cache("warm", records, f"--gcs_scratch_location={bucket}", "--devices=1", "--json", status=1))
+    assert report["bad_recordings"] == 1 and "checksum" in report["failures"][victim.name]
+    assert report["failed"] >= 1 and any("--devices" in why for why in report["failures"].values())
+
+
+def test_bytecode_is_taken_and_text_is_refused(tmp_path):
+    bucket, programs = tmp_path / "bucket", tmp_path / "programs"
+    bucket.mkdir()
+    programs.mkdir()
+    exported = jax.export.export(jax.jit(lambda x: x * 3), platforms=["cpu"])(np.arange(4.0, dtype=np.float32))
+    (programs / "triple.mlirbc").write_bytes(exported.mlir_module_serialized)
+    (programs / "triple.json").write_text('{"num_replicas": 1, "num_partitions": 1}')
+    report = json.loads(cache("warm", programs, f"--gcs_scratch_location={bucket}", "--json"))
+    assert (report["compiled"], report["failed"], report["bad_recordings"]) == (1, 0, 0)
+
+    text = programs / "text.mlirbc"
+    text.write_text(exported.mlir_module())
+    said = cache("warm", text, f"--gcs_scratch_location={bucket}", status=1)
+    assert "it is text" in said, said
+    (programs / "triple.json").write_text('{"num_partition": 1}')
+    said = cache("warm", programs / "triple.mlirbc", f"--gcs_scratch_location={bucket}", status=1)
+    assert "unknown field" in said, said
+    assert "no folder" in cache("warm", tmp_path / "nowhere", f"--gcs_scratch_location={bucket}", status=64)
