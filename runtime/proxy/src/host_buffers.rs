@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 use crate::lock::lock;
 use crate::{
     counters::Counters,
-    link::Link,
+    link::{FRAME_BYTES, Link},
     status::{self, Status},
     strings::Strings,
 };
@@ -118,6 +118,9 @@ struct Contents {
     end: Option<Result<(), Status>>,
     spill: Option<Arc<File>>,
     spilled: u64,
+    /// A file of the client's that holds all of it, in place of chunks. It is cut as it is read, so that the length of a
+    /// file costs nothing.
+    adopted: Option<Arc<File>>,
 }
 
 /// A host buffer that a client stores.
@@ -141,23 +144,34 @@ impl Incoming {
             grown.as_mut().enable();
             let found = {
                 let contents = lock(&self.contents);
-                match contents.chunks.get(index) {
-                    Some(place) => match &place.chunk {
-                        Some(Chunk::Memory { bytes, .. }) => return Ok(Some(bytes.clone())),
-                        Some(Chunk::File { file, offset, len }) => {
-                            Some((Arc::clone(file), *offset, *len))
-                        }
-                        None => {
-                            return Err(status::failed_precondition(
-                                "a host buffer was read by more than it has readers",
-                            ));
-                        }
-                    },
-                    None => match &contents.end {
-                        Some(Ok(())) => return Ok(None),
-                        Some(Err(e)) => return Err(e.clone()),
-                        None => None,
-                    },
+                if let Some(file) = &contents.adopted {
+                    let offset = (index as u64).saturating_mul(FRAME_BYTES as u64);
+                    let left = contents.received.saturating_sub(offset);
+                    let len =
+                        usize::try_from(left).map_or(FRAME_BYTES, |left| left.min(FRAME_BYTES));
+                    if len == 0 {
+                        return Ok(None);
+                    }
+                    Some((Arc::clone(file), offset, len))
+                } else {
+                    match contents.chunks.get(index) {
+                        Some(place) => match &place.chunk {
+                            Some(Chunk::Memory { bytes, .. }) => return Ok(Some(bytes.clone())),
+                            Some(Chunk::File { file, offset, len }) => {
+                                Some((Arc::clone(file), *offset, *len))
+                            }
+                            None => {
+                                return Err(status::failed_precondition(
+                                    "a host buffer was read by more than it has readers",
+                                ));
+                            }
+                        },
+                        None => match &contents.end {
+                            Some(Ok(())) => return Ok(None),
+                            Some(Err(e)) => return Err(e.clone()),
+                            None => None,
+                        },
+                    }
                 }
             };
             match found {
@@ -203,7 +217,7 @@ impl Incoming {
     /// All bytes where they are here already and no more than `limit`.
     pub(crate) fn small(&self, limit: u64) -> Option<Bytes> {
         let contents = lock(&self.contents);
-        if contents.end != Some(Ok(())) || contents.received > limit {
+        if contents.end != Some(Ok(())) || contents.received > limit || contents.adopted.is_some() {
             return None;
         }
         match contents.chunks.as_slice() {
@@ -233,6 +247,12 @@ impl Incoming {
             contents.received += len as u64;
         }
         self.grown.notify_waiters();
+    }
+
+    fn adopt(&self, file: File, size: u64) {
+        let mut contents = lock(&self.contents);
+        contents.adopted = Some(Arc::new(file));
+        contents.received = size;
     }
 
     fn finish(&self, result: Result<(), Status>) {

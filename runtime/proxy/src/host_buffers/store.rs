@@ -11,7 +11,6 @@ use bytes::Bytes;
 use super::{Chunk, Entry, HostBuffers, Incoming, blocking, lock};
 use crate::{
     counters::Counters,
-    link::FRAME_BYTES,
     status::{self, Status},
 };
 
@@ -83,19 +82,7 @@ impl Store {
     /// # Errors
     /// Those of [`Self::finish`].
     pub(crate) fn adopt(self, file: File) -> Result<(), Status> {
-        let file = Arc::new(file);
-        let mut offset = 0;
-        while offset < self.size {
-            let left = usize::try_from(self.size - offset).unwrap_or(usize::MAX);
-            let len = left.min(FRAME_BYTES);
-            let chunk = Chunk::File {
-                file: Arc::clone(&file),
-                offset,
-                len,
-            };
-            self.incoming.push(chunk, len);
-            offset += len as u64;
-        }
+        self.incoming.adopt(file, self.size);
         self.finish()
     }
 

@@ -1,3 +1,5 @@
+use std::os::unix::fs::FileExt as _;
+
 use super::*;
 
 fn buffers(memory_bytes: u64) -> (Arc<HostBuffers>, Arc<Counters>) {
@@ -38,6 +40,27 @@ async fn a_buffer_reads_the_same_from_memory_and_from_the_file() {
         "memory is given back"
     );
     assert!(lock(&buffers.entries).is_empty());
+}
+
+#[tokio::test]
+async fn a_clients_file_of_any_length_is_cut_only_as_it_is_read() {
+    let size = (1 << 40) + 3;
+    let file = tempfile::tempfile().expect("a file");
+    file.set_len(size).expect("sparse");
+    file.write_all_at(b"end", size - 3).expect("written");
+    let (buffers, _) = buffers(8192);
+    let store = buffers.store(3, size).expect("free");
+    store.adopt(file).expect("complete");
+    let incoming = buffers.consume(3).expect("there");
+    assert!(lock(&incoming.contents).chunks.is_empty());
+    assert!(incoming.small(u64::MAX).is_none());
+    let first = incoming.chunk(0).await.expect("readable").expect("bytes");
+    assert_eq!(first.len(), FRAME_BYTES);
+    let frames = usize::try_from(size).expect("64 bits") / FRAME_BYTES;
+    let last = incoming.chunk(frames).await.expect("readable");
+    assert_eq!(last.as_deref(), Some(&b"end"[..]));
+    assert_eq!(incoming.chunk(frames + 1).await, Ok(None));
+    incoming.is_read(frames);
 }
 
 #[tokio::test]
