@@ -2,7 +2,8 @@
 //!
 //! The system opens a process's files for processes of the same user and for root. A worker in another container, namespace
 //! or machine has a number that means nothing here, or another process: what tells is a secret, told over the link, that the
-//! worker keeps in one such file. Each file is checked to be the one that the worker meant before it is touched.
+//! worker keeps in one such file. Each file is checked to be the one that the worker meant before it is touched, and to be
+//! memory that was sealed for this: a process that only says it is a worker cannot have another file opened or written.
 
 use std::{
     fs::File,
@@ -13,11 +14,19 @@ use std::{
     },
 };
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags, SealFlags};
 use waystation_proto::waystation::worker::{LocalMemory as Announced, Segment};
 
 /// Transfers below this size, in bytes, go by the data service: they cost less than the questions and answers here.
 pub(crate) const LOCAL_FROM_BYTES: u64 = 1 << 20;
+
+/// Bytes of a worker's secret.
+const SECRET_BYTES: usize = 32;
+
+/// What a worker's memory is sealed with: no disk file is, and nothing else that a process is likely to have open.
+const SEALS: SealFlags = SealFlags::SHRINK
+    .union(SealFlags::GROW)
+    .union(SealFlags::SEAL);
 
 /// Access to the files of a worker's process.
 #[derive(Debug)]
@@ -44,7 +53,7 @@ impl LocalMemory {
         let mut secret = vec![0; announced.secret.len()];
         file.read_exact_at(&mut secret, 0)
             .map_err(|error| format!("{path}/{}: {error}", segment.fd))?;
-        if secret.is_empty() || secret != announced.secret {
+        if secret.len() != SECRET_BYTES || secret != announced.secret {
             return Err(format!("process {} here is not the worker", announced.pid));
         }
         Ok(local)
@@ -60,21 +69,25 @@ impl LocalMemory {
     }
 
     fn find(&self, segment: &Segment, bytes: u64) -> io::Result<File> {
-        // Whatever else may lie under that number by now: opening it must not wait for anybody.
-        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let name = segment.fd.to_string();
-        let file = File::from(rustix::fs::openat(
-            &self.files,
-            name.as_str(),
-            flags,
-            Mode::empty(),
-        )?);
+        let another = || io::Error::other("another file than the worker meant");
+        // Looked at first: whatever else may lie under that number by now is not even opened.
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let place = rustix::fs::openat(&self.files, name.as_str(), flags, Mode::empty())?;
+        let stat = rustix::fs::fstat(&place)?;
+        if !FileType::from_raw_mode(stat.st_mode).is_file() {
+            return Err(another());
+        }
+        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&self.files, name.as_str(), flags, Mode::empty())?;
+        let seals = rustix::fs::fcntl_get_seals(&file).unwrap_or(SealFlags::empty());
+        let file = File::from(file);
         let metadata = file.metadata()?;
-        let is_the_one = metadata.is_file()
+        let is_the_one = seals.contains(SEALS)
             && (metadata.dev(), metadata.ino()) == (segment.device, segment.inode)
             && metadata.len() >= bytes;
         if !is_the_one {
-            return Err(io::Error::other("another file than the worker meant"));
+            return Err(another());
         }
         Ok(file)
     }
@@ -86,10 +99,28 @@ mod tests {
 
     use super::*;
 
+    const SECRET: &[u8] = b"secret that takes thirty-two byt";
+    const WRONG: &[u8] = b"Secret that takes thirty-two byt";
+
     /// A file of this process with a secret in it, and how a worker would announce it.
     fn announced(secret: &[u8]) -> (File, Announced) {
-        let file = tempfile::tempfile().expect("a file");
+        of(sealed(secret), secret)
+    }
+
+    fn sealed(secret: &[u8]) -> File {
+        let file = memory(secret);
+        rustix::fs::fcntl_add_seals(&file, SEALS).expect("sealed");
+        file
+    }
+
+    fn memory(secret: &[u8]) -> File {
+        let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
+        let file = File::from(rustix::fs::memfd_create("test", flags).expect("memory"));
         file.write_all_at(secret, 0).expect("written");
+        file
+    }
+
+    fn of(file: File, secret: &[u8]) -> (File, Announced) {
         let metadata = file.metadata().expect("a file");
         let segment = Segment {
             fd: file.as_raw_fd(),
@@ -106,30 +137,44 @@ mod tests {
 
     #[test]
     fn who_reads_the_secret_reaches_the_memory() {
-        let (file, announced) = announced(b"secret");
+        let (file, announced) = announced(SECRET);
         let local = LocalMemory::reach(&announced).expect("this machine");
         let segment = announced.segment.expect("set");
-        let again = local.open(&segment, 6).expect("the same file");
+        let again = local.open(&segment, 32).expect("the same file");
         again.write_all_at(b"S", 0).expect("written");
-        let mut bytes = [0; 6];
+        let mut bytes = [0; 32];
         file.read_exact_at(&mut bytes, 0).expect("read");
-        assert_eq!(&bytes, b"Secret");
-        assert!(local.open(&segment, 7).is_none(), "too small");
+        assert_eq!(&bytes, WRONG);
+        assert!(local.open(&segment, 33).is_none(), "too small");
         let other = Segment {
             inode: segment.inode + 1,
             ..segment
         };
-        assert!(local.open(&other, 6).is_none(), "another file");
+        assert!(local.open(&other, 32).is_none(), "another file");
         drop(file);
-        assert!(local.open(&segment, 6).is_none(), "closed");
+        assert!(local.open(&segment, 32).is_none(), "closed");
+    }
+
+    /// A log, say, that somebody who plays a worker would have the proxy write to.
+    #[test]
+    fn a_file_that_is_no_sealed_memory_is_not_opened() {
+        let disk = tempfile::tempfile().expect("a file");
+        disk.write_all_at(SECRET, 0).expect("written");
+        let (pipe, _writer) = io::pipe().expect("a pipe");
+        for file in [disk, memory(SECRET), File::from(OwnedFd::from(pipe))] {
+            let (_file, announced) = of(file, SECRET);
+            LocalMemory::reach(&announced).expect_err("not sealed");
+        }
+        let (_file, short) = of(sealed(&SECRET[..1]), &SECRET[..1]);
+        LocalMemory::reach(&short).expect_err("one byte is no secret");
     }
 
     #[test]
     fn another_process_is_not_taken_for_the_worker() {
-        let (_file, good) = announced(b"secret");
+        let (_file, good) = announced(SECRET);
         let wrong = [
             Announced {
-                secret: b"Secret".to_vec().into(),
+                secret: WRONG.to_vec().into(),
                 ..good.clone()
             },
             Announced {
