@@ -28,7 +28,7 @@ const FIRST_LOOK: Duration = Duration::from_millis(200);
 /// Longest pause between two such looks.
 const LAST_LOOK: Duration = Duration::from_secs(5);
 
-/// A process renews an entry no more often than this.
+/// A process renews an entry no more often than this, unless entries live so briefly that it has to.
 const RENEWED_AGAIN: Duration = Duration::from_secs(24 * 3600);
 
 /// Keys for which that is remembered. Beyond that all are forgotten, which costs a listing each.
@@ -198,9 +198,10 @@ impl Behind {
         if !is_old || matches!(self.renewal.renewal, Renewal::Never) {
             return false;
         }
+        let again = RENEWED_AGAIN.min(self.renewal.older_than / 2);
         let mut renewed = self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
         let last = renewed.get(key.digest());
-        if last.is_some_and(|last| last.elapsed() < RENEWED_AGAIN) {
+        if last.is_some_and(|last| last.elapsed() < again) {
             return false;
         }
         if renewed.len() >= RENEWED_KEYS {
