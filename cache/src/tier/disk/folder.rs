@@ -215,7 +215,17 @@ impl Folder {
     pub(super) fn root(&self) -> io::Result<Option<OwnedFd>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         match fs::open(&self.path, flags, Mode::empty()) {
-            Ok(root) => Ok(Some(root)),
+            Ok(root) => {
+                // Its owner could put programs there that run here.
+                let owner = fs::fstat(&root)?.st_uid;
+                if owner != 0 && owner != rustix::process::geteuid().as_raw() {
+                    return Err(io::Error::new(
+                        io::ErrorKind::PermissionDenied,
+                        format!("the folder belongs to another user (uid {owner})"),
+                    ));
+                }
+                Ok(Some(root))
+            }
             Err(Errno::NOENT) => Ok(None),
             Err(error) => Err(error.into()),
         }
