@@ -24,6 +24,9 @@ use crate::verify::{Refused, Verifier};
 /// Writers' names are cut here, so that no setting makes entries grow.
 const WRITER_BYTES: usize = 256;
 
+/// How long the end of a process waits for its notes of loads to go.
+const FORGIVEN_WITHIN: Duration = Duration::from_secs(1);
+
 /// Constructs that a log line has named. Each is named once, and this many at most.
 const NAMED_CONSTRUCTS: usize = 64;
 
@@ -325,8 +328,11 @@ impl Cache {
     }
 
     /// Ends publication: takes no more entries, waits as [`Cache::flush`] does and cuts off the rest. Returns how many
-    /// were cut off. Look-ups and compiles go on working.
+    /// were cut off. Look-ups and compiles go on working; a load that the end of the process breaks off from here on has
+    /// not ended it.
     pub async fn shutdown(&self, deadline: Duration) -> usize {
+        let inner = Arc::clone(&self.inner);
+        let forgiven = tokio::task::spawn_blocking(move || inner.loads.forgive());
         let publisher = async {
             match self.inner.publisher() {
                 Some(publisher) => publisher.shutdown(deadline).await,
@@ -334,6 +340,8 @@ impl Cache {
             }
         };
         let (left, ()) = futures::join!(publisher, self.inner.settle(deadline));
+        // On a file system that hangs nobody waits for it.
+        let _ = tokio::time::timeout(FORGIVEN_WITHIN, forgiven).await;
         if left > 0 {
             warn!(
                 left,

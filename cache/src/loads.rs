@@ -9,11 +9,12 @@
 //! The files are the record, and are forgotten after a day. Several processes may share the folder. A process that is
 //! killed in mid-load by somebody else costs one needless compile.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use tracing::{debug, warn};
@@ -43,6 +44,15 @@ pub(crate) struct Loads {
     deaths: HashMap<Digest, Deaths>,
     next: AtomicU64,
     warning: Quiet,
+    under_way: Arc<Mutex<UnderWay>>,
+}
+
+/// Notes of loads that go on.
+#[derive(Debug, Default)]
+struct UnderWay {
+    notes: HashSet<PathBuf>,
+    /// The process ends in order: no load that it breaks off is a death.
+    stopping: bool,
 }
 
 /// Loads of a key that ended their process.
@@ -67,7 +77,14 @@ pub struct Fatal {
 
 /// A load that goes on. Dropped, it has been survived.
 #[derive(Debug)]
-pub struct Loading(Option<(PathBuf, File)>);
+pub struct Loading(#[allow(dead_code, reason = "held until the load has ended")] Option<Note>);
+
+#[derive(Debug)]
+struct Note {
+    path: PathBuf,
+    _locked: File,
+    under_way: Arc<Mutex<UnderWay>>,
+}
 
 impl Loads {
     /// Reads the record of `folder`, which is made if it is missing; without one nothing is remembered. Blocks for as
@@ -79,6 +96,7 @@ impl Loads {
             deaths: HashMap::new(),
             next: AtomicU64::new(0),
             warning: Quiet::default(),
+            under_way: Arc::default(),
         };
         let Some(folder) = folder else {
             return loads;
@@ -141,13 +159,36 @@ impl Loads {
             return Ok(Loading(None));
         };
         match self.mark(folder, key, object) {
-            Ok(mark) => Ok(Loading(Some(mark))),
+            Ok((path, file)) => {
+                let note = Note {
+                    path: path.clone(),
+                    _locked: file,
+                    under_way: Arc::clone(&self.under_way),
+                };
+                let mut under_way = lock(&self.under_way);
+                if !under_way.stopping {
+                    under_way.notes.insert(path);
+                }
+                let stopping = under_way.stopping;
+                drop(under_way);
+                // Dropped, the note goes.
+                Ok(Loading(Some(note).filter(|_| !stopping)))
+            }
             Err(error) => {
                 if let Some(suppressed) = self.warning.due() {
                     warn!(folder = %folder.display(), %error, suppressed, "a load cannot be noted");
                 }
                 Ok(Loading(None))
             }
+        }
+    }
+
+    /// Says that the process ends in order: loads that this breaks off have not ended it.
+    pub(crate) fn forgive(&self) {
+        let mut under_way = lock(&self.under_way);
+        under_way.stopping = true;
+        for path in under_way.notes.drain() {
+            let _ = fs::remove_file(path);
         }
     }
 
@@ -203,14 +244,17 @@ impl Loads {
     }
 }
 
-impl Drop for Loading {
+impl Drop for Note {
     fn drop(&mut self) {
-        if let Some((path, _file)) = self.0.take()
-            && let Err(error) = fs::remove_file(&path)
-        {
+        lock(&self.under_way).notes.remove(&self.path);
+        if let Err(error) = fs::remove_file(&self.path) {
             debug!(%error, "the note of a load is gone already");
         }
     }
+}
+
+fn lock(under_way: &Mutex<UnderWay>) -> MutexGuard<'_, UnderWay> {
+    under_way.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Key, and the object's checksum if it had one, of a file's name.
@@ -241,9 +285,25 @@ mod tests {
     /// What a process leaves that dies in this load.
     fn die(folder: &Path, object: Option<&Digest>) {
         let loads = Loads::open(Some(folder));
-        let mut loading = loads.begin(&KEY, object).unwrap();
-        let (_, file) = loading.0.take().unwrap();
-        drop(file);
+        let loading = loads.begin(&KEY, object).unwrap();
+        // The note stays, and who ends unlocks it.
+        let path = loading.0.as_ref().unwrap().path.clone();
+        let copy = path.with_extension("kept");
+        fs::hard_link(&path, &copy).unwrap();
+        drop(loading);
+        fs::rename(copy, path).unwrap();
+    }
+
+    #[test]
+    fn a_load_that_an_orderly_end_breaks_off_is_no_death() {
+        let temp = tempfile::tempdir().unwrap();
+        let loads = Loads::open(Some(temp.path()));
+        let one = loads.begin(&KEY, None).unwrap();
+        loads.forgive();
+        assert_eq!(files(temp.path()), 0);
+        let two = loads.begin(&KEY, None).unwrap();
+        assert_eq!(files(temp.path()), 0);
+        std::mem::forget((one, two));
     }
 
     #[test]
