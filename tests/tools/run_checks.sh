@@ -53,7 +53,7 @@ export WAYSTATION_PYTHON="$PWD/.venv/bin/python" WAYSTATION_TEST_PYTHON="$PWD/.v
 check "format" cargo fmt --all --check
 check "lints" cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
 RUSTDOCFLAGS="-D warnings" check "documentation" cargo doc --workspace --no-deps --locked --quiet
-check "rust tests" cargo test --workspace --locked --quiet
+check "rust tests" cargo test --workspace --locked --no-fail-fast --quiet
 
 if check "release binaries" cargo build --release --locked --bin waystation --bin null_server --bin load --bin gcs_double && [ $venv = 0 ]; then
     check "end to end, $(.venv/bin/python -c 'import sys, jax; print("Python %d.%d, JAX %s" % (*sys.version_info[:2], jax.__version__))')" \
