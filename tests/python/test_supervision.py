@@ -190,10 +190,16 @@ def test_up_prints_the_environment_and_status_answers(marker):
         line = up.stdout.readline()
         name, value = re.fullmatch(r"export (\w+)=(\S+)\n", line).groups()
         environment[name] = value
-    status = subprocess.run(
-        [BINARY, "status"], text=True, capture_output=True, timeout=30, env={**base_environment(), **environment}
-    )
-    assert status.returncode == 0 and '"devices": 2' in status.stdout, status
+
+    def has_its_devices():
+        status = subprocess.run(
+            [BINARY, "status"], text=True, capture_output=True, timeout=30, env={**base_environment(), **environment}
+        )
+        assert status.returncode == 0, status
+        return '"devices": 2' in status.stdout
+
+    # The proxy is there at once; clients wait for the worker, and so does this.
+    wait_for(has_its_devices, 30, "the worker has registered")
     client = subprocess.run(
         [sys.executable, "-c", CONNECT + "print(jax.device_count())"],
         text=True, capture_output=True, timeout=120, env={**base_environment(), **environment},
