@@ -1,9 +1,9 @@
 """`--cache_disk_dir`: what one job has compiled, the next one on the machine loads, without a bucket."""
 
-from conftest import wait_for
+from conftest import CONNECT, wait_for
 
-PROGRAMS = """
-import numpy as np, jax, jax.numpy as jnp
+PROGRAMS = CONNECT + """
+import numpy as np
 for n in range(3):
     assert np.asarray(jax.jit(lambda x: jnp.sin(x) + n)(np.arange(8.0)))[0] == n
 print("works")

@@ -4,11 +4,10 @@ import json
 import subprocess
 import sys
 
-from conftest import BINARY, base_environment
+from conftest import BINARY, CONNECT, base_environment
 
-PROGRAM = """
+PROGRAM = CONNECT + """
 import json, os, urllib.request
-import jax, jax.numpy as jnp
 
 def step(x):
     return jnp.tanh(x @ x) * 2 + 1
