@@ -85,17 +85,28 @@ pub(super) fn describe(about: &mut About, members: &Map<String, Value>) -> Resul
     Ok(())
 }
 
+/// The object that a call may read: the right, the generation and the conditions are looked at.
+fn readable<'a>(
+    state: &'a mut State,
+    call: &Call,
+    bucket: &str,
+    name: &str,
+) -> Result<&'a Object, Refusal> {
+    let conditions = call.conditions("if")?;
+    let known = state.allowed(bucket, call.token(), &["storage.objects.get"])?;
+    let object = known.get(name)?;
+    of_generation(call, name, object)?;
+    conditions.allow_read(object)?;
+    Ok(object)
+}
+
 pub(super) fn get(
     state: &mut State,
     call: &Call,
     bucket: &str,
     name: &str,
 ) -> Result<Reply, Refusal> {
-    let conditions = call.conditions("if")?;
-    let known = state.allowed(bucket, call.token(), &["storage.objects.get"])?;
-    let object = known.get(name)?;
-    of_generation(call, name, object)?;
-    conditions.allow_read(object)?;
+    let object = readable(state, call, bucket, name)?;
     Ok(Reply::json(&resource(call, bucket, name, object)))
 }
 
@@ -105,12 +116,7 @@ pub(super) fn media(
     bucket: &str,
     name: &str,
 ) -> Result<Reply, Refusal> {
-    let conditions = call.conditions("if")?;
-    let known = state.allowed(bucket, call.token(), &["storage.objects.get"])?;
-    let object = known.get(name)?;
-    of_generation(call, name, object)?;
-    conditions.allow_read(object)?;
-    bytes(call, object)
+    bytes(call, readable(state, call, bucket, name)?)
 }
 
 /// The body of an object, or the part of it that is asked for, with the headers of both APIs.
