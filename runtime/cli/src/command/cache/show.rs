@@ -25,11 +25,9 @@ const READS: usize = 4;
 /// Keys that are named where a prefix means several.
 const NAMED: usize = 5;
 
-/// List the entries of a cache: key, slot, bytes, age
+/// Which entries a command is about.
 #[derive(Debug, clap::Args)]
-pub(crate) struct ListArgs {
-    #[command(flatten)]
-    place: Place,
+struct Only {
     /// Only keys that begin so
     #[arg(
         long = "key",
@@ -38,6 +36,15 @@ pub(crate) struct ListArgs {
         hide_default_value = true
     )]
     key: String,
+}
+
+/// List the entries of a cache: key, slot, bytes, age
+#[derive(Debug, clap::Args)]
+pub(crate) struct ListArgs {
+    #[command(flatten)]
+    place: Place,
+    #[command(flatten)]
+    only: Only,
 }
 
 /// Say all that is known of one entry: program, who compiled it and when, what its key is made of
@@ -55,14 +62,8 @@ pub(crate) struct InspectArgs {
 pub(crate) struct VerifyArgs {
     #[command(flatten)]
     place: Place,
-    /// Only keys that begin so
-    #[arg(
-        long = "key",
-        value_name = "HEX",
-        default_value = "",
-        hide_default_value = true
-    )]
-    key: String,
+    #[command(flatten)]
+    only: Only,
 }
 
 /// Count what lies in a cache's location, and its bytes
@@ -88,7 +89,7 @@ pub(super) fn failed(error: &object_store::Error) -> Failure {
 }
 
 pub(super) async fn list(args: &ListArgs) -> Result<u8, Failure> {
-    let prefix = key_prefix(&args.key)?;
+    let prefix = key_prefix(&args.only.key)?;
     let bucket = args.place.open().await?;
     let mut out = Rows::new(args.place.json);
     let now = SystemTime::now();
@@ -223,7 +224,7 @@ fn fields(about: &Value) -> String {
 }
 
 pub(super) async fn verify(args: &VerifyArgs) -> Result<u8, Failure> {
-    let prefix = key_prefix(&args.key)?;
+    let prefix = key_prefix(&args.only.key)?;
     let bucket = args.place.open().await?;
     let mut out = Rows::new(args.place.json);
     let shown = std::io::stderr().is_terminal() && !args.place.json;
