@@ -82,6 +82,52 @@ def shardings(state, mesh, rows, columns):
     return jax.tree.map(of, state)
 
 
+class Job:
+    """What is trained, on which devices: the programs of this job and where their arguments lie."""
+
+    def __init__(self, devices, constant=1.0):
+        self.mesh = Mesh(np.array(devices).reshape(2, 2), ("data", "model"))
+        self.by_rows = NamedSharding(self.mesh, P("data"))
+        self.everywhere = NamedSharding(self.mesh, P())
+        model = Transformer(vocabulary())
+        optimiser = optax.adamw(3e-3)
+
+        def initial_state(seed):
+            parameters = model.init(jax.random.key(seed), jnp.zeros((1, LENGTH), jnp.int32))["params"]
+            return {"parameters": parameters, "optimiser": optimiser.init(parameters), "step": jnp.zeros((), jnp.int32)}
+
+        def train_step(state, tokens):
+            def loss_of(parameters):
+                logits = model.apply({"params": parameters}, tokens[:, :-1])
+                return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+            loss, gradients = jax.value_and_grad(loss_of)(state["parameters"])
+            updates, moments = optimiser.update(gradients, state["optimiser"], state["parameters"])
+            parameters = optax.apply_updates(state["parameters"], updates)
+            return {"parameters": parameters, "optimiser": moments, "step": state["step"] + 1}, loss
+
+        def report(loss):
+            return jnp.exp(loss) * constant
+
+        self.shapes = jax.eval_shape(lambda: initial_state(0))
+        self.placed = shardings(self.shapes, self.mesh, "data", "model")
+        self.initial_state = jax.jit(initial_state, static_argnums=0, out_shardings=self.placed)
+        self.step = jax.jit(train_step, donate_argnums=0, out_shardings=(self.placed, self.everywhere))
+        self.perplexity = jax.jit(report)
+        self.tokens = jax.ShapeDtypeStruct((BATCH, LENGTH + 1), jnp.int32, sharding=self.by_rows)
+
+
+def programs():
+    """What this job compiles, for record_programs.py: names, functions, and arguments without values."""
+    job = Job(jax.devices()[:4])
+    state = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), job.shapes, job.placed
+    )
+    yield "initial_state", job.initial_state, (0,)
+    yield "train_step", job.step, (state, job.tokens)
+    yield "perplexity", job.perplexity, (jax.ShapeDtypeStruct((), jnp.float32, sharding=job.everywhere),)
+
+
 def server_status():
     """The server's counters, or nothing when there is no server."""
     url = os.environ.get("WAYSTATION_STATUS_URL")
@@ -120,47 +166,23 @@ def main():
         assert handler == "CloudPathwaysArrayHandler", f"arrays would be saved through this process, by {handler}"
 
     devices = jax.devices()[:4]
-    mesh = Mesh(np.array(devices).reshape(2, 2), ("data", "model"))
-    print(f"JAX {jax.__version__} on {jax.device_count()} devices ({devices[0].client.runtime_type}), mesh {dict(mesh.shape)}")
-
-    model = Transformer(vocabulary())
-    optimiser = optax.adamw(3e-3)
-
-    def initial_state(seed):
-        parameters = model.init(jax.random.key(seed), jnp.zeros((1, LENGTH), jnp.int32))["params"]
-        return {"parameters": parameters, "optimiser": optimiser.init(parameters), "step": jnp.zeros((), jnp.int32)}
-
-    def train_step(state, tokens):
-        def loss_of(parameters):
-            logits = model.apply({"params": parameters}, tokens[:, :-1])
-            return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
-
-        loss, gradients = jax.value_and_grad(loss_of)(state["parameters"])
-        updates, moments = optimiser.update(gradients, state["optimiser"], state["parameters"])
-        parameters = optax.apply_updates(state["parameters"], updates)
-        return {"parameters": parameters, "optimiser": moments, "step": state["step"] + 1}, loss
-
-    def report(loss):
-        return jnp.exp(loss) * options.constant
-
-    shapes = jax.eval_shape(lambda: initial_state(0))
-    placed = shardings(shapes, mesh, "data", "model")
-    by_rows = NamedSharding(mesh, P("data"))
+    job = Job(devices, options.constant)
+    print(
+        f"JAX {jax.__version__} on {jax.device_count()} devices ({devices[0].client.runtime_type}), mesh {dict(job.mesh.shape)}"
+    )
 
     start = time.monotonic()
-    state = jax.jit(initial_state, static_argnums=0, out_shardings=placed)(0)
-    step = jax.jit(train_step, donate_argnums=0, out_shardings=(placed, NamedSharding(mesh, P())))
-    step = step.lower(state, jax.ShapeDtypeStruct((BATCH, LENGTH + 1), jnp.int32, sharding=by_rows)).compile()
-    perplexity = jax.jit(report)
+    state = job.initial_state(0)
+    step = job.step.lower(state, job.tokens).compile()
     compile_seconds = time.monotonic() - start
 
     start = time.monotonic()
     losses = []
     for number, tokens in enumerate(batches(options.steps), 1):
-        state, loss = step(state, jax.device_put(tokens, by_rows))
+        state, loss = step(state, jax.device_put(tokens, job.by_rows))
         losses.append(loss)
         if number % 20 == 0 or number == 1:
-            print(f"step {number:4d}  loss {float(loss):.4f}  perplexity {float(perplexity(loss)):8.3f}")
+            print(f"step {number:4d}  loss {float(loss):.4f}  perplexity {float(job.perplexity(loss)):8.3f}")
     losses = [float(loss) for loss in losses]
     train_seconds = time.monotonic() - start
     assert all(np.isfinite(losses)), losses
@@ -170,7 +192,7 @@ def main():
     # Save, and restore into a fresh state whose leaves lie otherwise: the mesh's axes change places and its devices order.
     jax.block_until_ready(state)
     other_mesh = Mesh(np.array(devices[::-1]).reshape(2, 2), ("data", "model"))
-    other = shardings(shapes, other_mesh, "model", "data")
+    other = shardings(job.shapes, other_mesh, "model", "data")
     before = server_status()
     start = time.monotonic()
     checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False))
@@ -179,11 +201,11 @@ def main():
     start = time.monotonic()
     restore_args = jax.tree.map(
         lambda leaf, sharding: ocp.ArrayRestoreArgs(sharding=sharding, global_shape=leaf.shape, dtype=leaf.dtype),
-        shapes,
+        job.shapes,
         other,
     )
     restored = checkpointer.restore(
-        options.checkpoint / "state", args=ocp.args.PyTreeRestore(item=shapes, restore_args=restore_args)
+        options.checkpoint / "state", args=ocp.args.PyTreeRestore(item=job.shapes, restore_args=restore_args)
     )
     jax.block_until_ready(restored)
     restore_seconds = time.monotonic() - start

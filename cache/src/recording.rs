@@ -15,28 +15,22 @@
 //! numbers it is the same, and stored once. Nothing in a recording is believed before it has been checked, and what it
 //! holds goes through the same hands as a client's request.
 
-use std::collections::HashSet;
+mod recorder;
+
 use std::io::Read as _;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt as _};
 use object_store::path::Path;
-use object_store::{ObjectMeta, ObjectStoreExt as _, PutMode, PutOptions, PutPayload};
+use object_store::{ObjectMeta, ObjectStoreExt as _};
 use prost::Message as _;
 use sha2::{Digest as _, Sha256};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-use tokio::task::JoinHandle;
-use tracing::warn;
 use waystation_lifecycle::bucket::Bucket;
 use waystation_lifecycle::bucket::layout::{self, Digest};
 use waystation_proto::waystation::recording::Recording;
 use waystation_stablehlo::Refusal;
 
-use crate::counters::Counter;
-use crate::quiet::Quiet;
-use crate::tier::chain;
+pub use recorder::{NotRecorded, Recorded, Recorder};
 
 /// First bytes of every recording.
 pub const MAGIC: [u8; 8] = *b"WAYSTREC";
@@ -51,22 +45,6 @@ const MAX_BYTES: u64 = 2 << 30;
 
 /// Fast, and programs are mostly names.
 const LEVEL: i32 = 3;
-
-/// Requests that wait to be stored; beyond that they are dropped.
-const QUEUE: usize = 1024;
-
-/// Bytes of such requests, in units of [`UNIT_BYTES`].
-const QUEUE_UNITS: u32 = 1 << 18;
-const UNIT_BYTES: u64 = 4096;
-
-/// Requests stored at the same time.
-const WRITES: usize = 8;
-
-/// One write, with all its attempts.
-const WRITE_DEADLINE: Duration = Duration::from_secs(120);
-
-/// Names that this process has stored. Beyond that all are forgotten, which costs each a write that finds it there.
-const REMEMBERED: usize = 65_536;
 
 /// Why an object is no recording.
 #[derive(Debug, thiserror::Error)]
@@ -207,185 +185,11 @@ pub async fn read(
     Ok(opened.unwrap_or_else(|error| Err(Bad::Content(error.to_string()))))
 }
 
-/// Stores compile requests behind those who make them.
-#[derive(Debug)]
-pub struct Recorder {
-    /// `None` when it is finished.
-    sender: Mutex<Option<mpsc::Sender<Queued>>>,
-    room: Arc<Semaphore>,
-    shared: Arc<Shared>,
-    task: Mutex<Option<JoinHandle<()>>>,
-}
-
-#[derive(Debug)]
-struct Queued {
-    recording: Recording,
-    _room: OwnedSemaphorePermit,
-}
-
-#[derive(Debug)]
-struct Shared {
-    bucket: Bucket,
-    stored: Counter,
-    present: Counter,
-    uncacheable: Counter,
-    dropped: Counter,
-    failed: Counter,
-    seen: Mutex<HashSet<Digest>>,
-    warning: Quiet,
-}
-
-/// What a [`Recorder`] has done.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Recorded {
-    /// Requests stored.
-    pub stored: u64,
-    /// Requests that were stored already.
-    pub present: u64,
-    /// Requests whose program calls into its client, which are not stored.
-    pub uncacheable: u64,
-    /// Requests dropped because too many waited.
-    pub dropped: u64,
-    /// Requests that the bucket did not take.
-    pub failed: u64,
-}
-
-impl Recorder {
-    /// Begins. Asks nothing of the bucket. Must be called on a tokio runtime.
-    pub fn start(bucket: Bucket) -> Recorder {
-        let (sender, mut receiver) = mpsc::channel::<Queued>(QUEUE);
-        let shared = Arc::new(Shared {
-            bucket,
-            stored: Counter::default(),
-            present: Counter::default(),
-            uncacheable: Counter::default(),
-            dropped: Counter::default(),
-            failed: Counter::default(),
-            seen: Mutex::default(),
-            warning: Quiet::default(),
-        });
-        let storing = Arc::clone(&shared);
-        let queue = futures::stream::poll_fn(move |context| receiver.poll_recv(context));
-        let task = tokio::spawn(queue.for_each_concurrent(WRITES, move |queued| {
-            let shared = Arc::clone(&storing);
-            async move { shared.store(queued).await }
-        }));
-        Recorder {
-            sender: Mutex::new(Some(sender)),
-            room: Arc::new(Semaphore::new(QUEUE_UNITS as usize)),
-            shared,
-            task: Mutex::new(Some(task)),
-        }
-    }
-
-    /// Queues a request. Never waits; where there is no room the request is dropped and counted.
-    pub fn record(&self, recording: Recording) {
-        let bytes = recording.program.len() as u64 + recording.compile_options.len() as u64;
-        let units = u32::try_from(bytes / UNIT_BYTES + 1).unwrap_or(u32::MAX);
-        let room = Arc::clone(&self.room).try_acquire_many_owned(units.min(QUEUE_UNITS));
-        let sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
-        let queued = match (room, &*sender) {
-            (Ok(room), Some(sender)) => sender
-                .try_send(Queued {
-                    recording,
-                    _room: room,
-                })
-                .is_ok(),
-            _ => false,
-        };
-        if !queued {
-            self.shared.dropped.one();
-        }
-    }
-
-    /// The counters, now.
-    pub fn counts(&self) -> Recorded {
-        let shared = &self.shared;
-        Recorded {
-            stored: shared.stored.get(),
-            present: shared.present.get(),
-            uncacheable: shared.uncacheable.get(),
-            dropped: shared.dropped.get(),
-            failed: shared.failed.get(),
-        }
-    }
-
-    /// Takes no more and waits until all is stored, at most so long.
-    pub async fn finish(&self, deadline: Duration) {
-        let lock = |task: &Mutex<Option<JoinHandle<()>>>| {
-            task.lock().unwrap_or_else(PoisonError::into_inner).take()
-        };
-        drop(
-            self.sender
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take(),
-        );
-        if let Some(mut task) = lock(&self.task)
-            && tokio::time::timeout(deadline, &mut task).await.is_err()
-        {
-            task.abort();
-            warn!("some compile requests were not recorded before the process stopped");
-        }
-    }
-}
-
-impl Shared {
-    async fn store(&self, queued: Queued) {
-        let naming = queued.recording.clone();
-        let Ok(named) = tokio::task::spawn_blocking(move || name(&naming)).await else {
-            return self.failed.one();
-        };
-        let Some(name) = named else {
-            return self.uncacheable.one();
-        };
-        if !self.is_new(name) {
-            return self.present.one();
-        }
-        let recording = queued.recording.clone();
-        let sealed = match tokio::task::spawn_blocking(move || seal(&recording)).await {
-            Ok(Ok(sealed)) => sealed,
-            Ok(Err(error)) => return self.fail(name, &error.to_string()),
-            Err(error) => return self.fail(name, &error.to_string()),
-        };
-        let path = layout::program(&name);
-        let payload = PutPayload::from_bytes(sealed);
-        let options = PutOptions::from(PutMode::Create);
-        let put = self.bucket.store().put_opts(&path, payload, options);
-        match tokio::time::timeout(WRITE_DEADLINE, put).await {
-            Ok(Ok(_)) => self.stored.one(),
-            Ok(Err(
-                object_store::Error::AlreadyExists { .. }
-                | object_store::Error::Precondition { .. },
-            )) => self.present.one(),
-            Ok(Err(error)) => self.fail(name, &chain(&error)),
-            Err(_) => self.fail(name, "the bucket does not answer"),
-        }
-    }
-
-    fn is_new(&self, name: Digest) -> bool {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        if seen.len() >= REMEMBERED {
-            seen.clear();
-        }
-        seen.insert(name)
-    }
-
-    fn fail(&self, name: Digest, reason: &str) {
-        // The next client that sends it may have more luck.
-        self.seen
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&name);
-        self.failed.one();
-        if let Some(suppressed) = self.warning.due() {
-            warn!(location = %self.bucket.location(), reason, suppressed, "a compile request is not recorded");
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use object_store::PutPayload;
     use waystation_lifecycle::bucket::Location;
 
     use super::*;

@@ -7,7 +7,7 @@ import subprocess
 import jax
 import jax.export
 import numpy as np
-from conftest import BINARY, CONNECT, base_environment, wait_for
+from conftest import BINARY, CONNECT, ROOT, base_environment, wait_for
 
 PROGRAMS = CONNECT + """
 import numpy as np
@@ -98,3 +98,37 @@ def test_bytecode_is_taken_and_text_is_refused(tmp_path):
     said = cache("warm", programs / "triple.mlirbc", f"--gcs_scratch_location={bucket}", status=1)
     assert "unknown field" in said, said
     assert "no folder" in cache("warm", tmp_path / "nowhere", f"--gcs_scratch_location={bucket}", status=64)
+
+
+def test_a_job_that_never_ran_is_recorded_and_compiles_nothing(own_cluster, tmp_path):
+    bucket, records = tmp_path / "bucket", tmp_path / "records"
+    bucket.mkdir()
+    train = ROOT / "examples" / "train.py"
+    shape = ["--workers", "1", "--devices_per_worker", "4"]
+    recorder = own_cluster(*shape, f"--record_programs={records}", "--record_only")
+    status, output = recorder.run_client([ROOT / "examples" / "record_programs.py", train])
+    assert status == 0 and "3 programs stored, 0 were stored already" in output, output
+    stored = [path for path in records.rglob("*") if path.is_file()]
+    assert len(stored) == 3 and recorder.totals()["compiles"] == 0
+
+    # Values may be put and fetched; nothing is executed, and the refusal names the flag.
+    status, output = recorder.run_code(
+        CONNECT + "import numpy as np; assert np.asarray(jax.device_put(np.arange(3)))[2] == 2; jnp.arange(3) + 1"
+    )
+    assert status == 1 and "FAILED_PRECONDITION: execute is refused" in output and "--record_only" in output, output
+    # What cannot be stored is told to whoever waits for it.
+    kept = records.rename(tmp_path / "kept")
+    records.write_text("in the way")
+    status, output = recorder.run_code(CONNECT + "jax.jit(lambda x: x * 7).lower(1.0).compile()")
+    assert status == 1 and "UNAVAILABLE: not recorded" in output and "records" in output, output
+    recorder.stop()
+
+    warm = ["warm", kept, f"--gcs_scratch_location={bucket}", "--devices=4", "--json"]
+    report = json.loads(cache(*warm))
+    # The sum was recorded, too, before it was refused.
+    assert (report["compiled"], report["failed"], report["not_written"]) == (4, 0, 0)
+    job = own_cluster(*shape, f"--gcs_scratch_location={bucket}")
+    status, output = job.run_client([train, "--steps", "40"])
+    assert status == 0, output
+    totals = job.totals()
+    assert (totals["compiles"], totals["bucket_hits"], totals["bucket_misses"]) == (0, 3, 0)

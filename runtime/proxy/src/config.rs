@@ -40,13 +40,22 @@ pub struct Config {
     /// Gives memory that is free in this process back to the system; may block. Called after sessions have ended and when
     /// all is quiet.
     pub release_memory: fn(),
-    /// Stores each compile request, if they are to be recorded.
-    pub recorder: Option<Arc<Recorder>>,
+    /// What to do about recording compile requests, if they are to be recorded.
+    pub recording: Option<Recording>,
     /// `--xla_*` flags of the environment, then of the command line, carried by each compile. The first worker's plugin is
     /// asked about them before a client is served.
     pub xla_flags: Vec<String>,
     /// Told when the plugin has taken the flags.
     pub flags_taken: Option<oneshot::Sender<()>>,
+}
+
+/// How compile requests are recorded.
+#[derive(Debug, Clone)]
+pub struct Recording {
+    /// Stores them.
+    pub recorder: Arc<Recorder>,
+    /// Programs are recorded in place of being compiled, and none is executed.
+    pub only: bool,
 }
 
 impl Config {
@@ -64,7 +73,7 @@ impl Config {
             large_transfer_directory: None,
             local_transfers: true,
             release_memory: || {},
-            recorder: None,
+            recording: None,
             xla_flags: Vec::new(),
             flags_taken: None,
         }

@@ -29,6 +29,6 @@ mod strings;
 mod until;
 mod version;
 
-pub use config::{Config, DEFAULT_HOST_BUFFER_MEMORY_BYTES, DEFAULT_MAX_SESSIONS};
+pub use config::{Config, DEFAULT_HOST_BUFFER_MEMORY_BYTES, DEFAULT_MAX_SESSIONS, Recording};
 pub use error::Error;
 pub use serve::serve;

@@ -60,13 +60,15 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
         config.local_transfers,
         shutdown.clone(),
     );
+    let recording = config.recording.as_ref();
+    let recorder = recording.map(|recording| Arc::clone(&recording.recorder));
     let status_page = config.status_listener.map(|listener| {
         tokio::spawn(status_page::serve(
             listener,
             Arc::clone(&counters),
             Arc::clone(&usages),
             cluster.clone(),
-            config.recorder.clone(),
+            recorder.clone(),
             shutdown.clone(),
         ))
     });
@@ -76,7 +78,7 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
         ids,
         usages,
         xla_flags: config.xla_flags,
-        recorder: config.recorder.clone(),
+        recording: config.recording,
         large_transfers: Arc::new(LargeTransfers::new(config.large_transfer_directory)),
     });
     tokio::spawn(quiet::watch(
@@ -134,7 +136,7 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
         served = served => served?,
         refused = refused => return Err(refused),
     }
-    if let Some(recorder) = config.recorder {
+    if let Some(recorder) = recorder {
         recorder.finish(RECORDING_GRACE).await;
     }
     match status_page {

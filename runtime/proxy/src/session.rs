@@ -14,6 +14,7 @@ mod init;
 mod minted;
 mod plugin_program;
 mod programs;
+mod record_only;
 mod remap;
 mod replies;
 mod reshard;
@@ -39,7 +40,6 @@ use tokio::{
     task::JoinSet,
 };
 use tokio_stream::StreamExt as _;
-use waystation_cache::recording::Recorder;
 use waystation_proto::xla::ifrt::proxy::{
     IfrtRequest, ifrt_request::Request, ifrt_response::Response,
 };
@@ -54,6 +54,7 @@ use crate::lock::lock;
 use crate::{
     array::{Array, Failure, Value},
     cluster::{Cluster, ClusterWatch},
+    config::Recording,
     counters::{Counters, Times},
     host_buffers::HostBuffers,
     large_transfers::LargeTransfers,
@@ -76,7 +77,7 @@ pub(crate) struct Shared {
     pub(crate) ids: Arc<Ids>,
     pub(crate) usages: Arc<Usages>,
     pub(crate) xla_flags: Vec<String>,
-    pub(crate) recorder: Option<Arc<Recorder>>,
+    pub(crate) recording: Option<Recording>,
     pub(crate) large_transfers: Arc<LargeTransfers>,
 }
 

@@ -95,6 +95,11 @@ pub(crate) struct ClusterArgs {
     /// Store each compile request here, for `cache warm`: gs://BUCKET/PREFIX, s3://..., or file:///PATH [default: none]
     #[arg(long = "record_programs", value_name = "LOCATION")]
     pub(crate) record_programs: Option<String>,
+    /// Only record: answer each compile once it is stored, compile nothing and refuse to execute
+    #[arg(long = "record_only", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "false",
+          default_missing_value = "true", hide_default_value = true, value_parser = parse_bool, action = ArgAction::Set,
+          requires = "record_programs")]
+    pub(crate) record_only: bool,
     /// Folder for the logs of proxy, resource manager and workers [default: a temporary one]
     #[arg(long = "log_dir", value_name = "FOLDER")]
     pub(crate) log_dir: Option<PathBuf>,
@@ -137,6 +142,7 @@ pub(crate) struct Plan {
     /// The abstract Unix socket of the proxy, if clients shall use one.
     unix_socket: Option<String>,
     record_programs: Option<String>,
+    record_only: bool,
     xla_flags: Vec<String>,
 }
 
@@ -219,6 +225,7 @@ impl Plan {
             large_transfer_directory: args.large_transfer_directory.clone(),
             unix_socket: (args.transport == Transport::Unix).then(socket_name),
             record_programs,
+            record_only: args.record_only,
             xla_flags,
         })
     }
@@ -321,6 +328,7 @@ impl Plan {
                         .as_ref()
                         .map(|location| flag("record_programs", location)),
                 );
+                arguments.extend(self.record_only.then(|| "--record_only".into()));
                 arguments.push(flag(
                     "host_buffer_memory",
                     self.host_buffer_memory.to_string(),
@@ -408,6 +416,7 @@ mod tests {
             large_transfer_directory: None,
             unix_socket: Some("s".to_owned()),
             record_programs: Some("file:///r".to_owned()),
+            record_only: true,
             xla_flags: vec!["--xla_a=1".to_owned()],
         }
     }
@@ -469,6 +478,7 @@ mod tests {
         );
         assert_eq!(proxy.unix_socket.as_deref(), Some("s"));
         assert_eq!(proxy.record_programs.as_deref(), Some("file:///r"));
+        assert!(proxy.record_only);
 
         let line = plan().arguments(Role::ResourceManager, None, Path::new("/r"));
         let line = std::iter::once("w".into()).chain(line).collect();

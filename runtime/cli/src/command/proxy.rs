@@ -2,12 +2,13 @@
 
 use std::{path::PathBuf, sync::Arc};
 
+use clap::ArgAction;
 use tokio::sync::oneshot;
 use waystation_cache::recording::Recorder;
-use waystation_proxy::Error;
+use waystation_proxy::{Error, Recording};
 
 use crate::{
-    args::RoleArgs, error::Failure, large_transfers, lifetime, listen,
+    args::RoleArgs, argv::parse_bool, error::Failure, large_transfers, lifetime, listen,
     local_transfers::LocalTransfers, location, size::parse_bytes, xla_flags,
 };
 
@@ -63,6 +64,11 @@ pub(crate) struct Args {
     /// Store each compile request here, for `cache warm`: gs://BUCKET/PREFIX, s3://..., or file:///PATH [default: none]
     #[arg(long = "record_programs", value_name = "LOCATION")]
     pub(crate) record_programs: Option<String>,
+    /// Only record: answer each compile once it is stored, compile nothing and refuse to execute
+    #[arg(long = "record_only", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "false",
+          default_missing_value = "true", hide_default_value = true, value_parser = parse_bool, action = ArgAction::Set,
+          requires = "record_programs")]
+    pub(crate) record_only: bool,
     #[command(flatten)]
     pub(crate) role: RoleArgs,
 }
@@ -98,7 +104,10 @@ pub(crate) fn run(args: Args, own_flags: Vec<String>) -> Result<(), Failure> {
     lifetime::run(args.role.parent_stdin, async |stop| {
         if let Some(text) = &args.record_programs {
             let bucket = location::for_writing("--record_programs", text).await?;
-            config.recorder = Some(Arc::new(Recorder::start(bucket)));
+            config.recording = Some(Recording {
+                recorder: Arc::new(Recorder::start(bucket)),
+                only: args.record_only,
+            });
         }
         // A proxy whose flags may yet be refused is not ready.
         let ready = async {

@@ -18,6 +18,7 @@ use super::{
     arrays::result_handles,
     lock,
     programs::{Program, ResultSpec, XlaProgram},
+    record_only,
 };
 use crate::{
     array::{Array, Shard},
@@ -42,7 +43,12 @@ impl Session {
         user_context: &UserContext,
         request: LoadedExecutableExecuteRequest,
     ) -> Handled {
+        if self.shared.records_only() {
+            return Err(record_only::refusal("execute"));
+        }
         match self.program(request.loaded_executable_handle)? {
+            // Refused above.
+            Program::Recorded => Err(record_only::refusal("execute")),
             Program::Xla(program) => self.execute_xla(user_context, &program, request).await,
             Program::Plugin(program) => {
                 self.execute_plugin_program(user_context, &program, request)

@@ -27,7 +27,7 @@ use super::{
     arrays::result_handles,
     execute::output,
     lock,
-    programs::{Program, ResultSpec, plugin_compile_response},
+    programs::{Program, ResultSpec, plain_compile_response},
     reshard_program::{self, ReshardProgram},
 };
 use crate::{
@@ -93,7 +93,7 @@ impl Session {
             )));
         }
         let (handle, ready) = (self.mint(), self.ready_future());
-        let response = plugin_compile_response(handle, ready, &devices);
+        let response = plain_compile_response(handle, ready, "plugin_program".to_owned(), &devices);
         lock(&self.tables.programs).insert(handle, Program::Plugin(Arc::new(PluginProgram(asked))));
         Ok(Outcome::Now(Response::CompileResponse(response)))
     }

@@ -14,7 +14,6 @@ use waystation_proto::{
     tensorflow::StatusProto,
     waystation::{
         ExecutableInfo, executable_info,
-        recording::Recording,
         worker::{Compile, CostAnalysis, ProgramText, op, reply},
     },
     xla::{
@@ -40,6 +39,7 @@ use waystation_stablehlo::compile_options;
 
 use super::{
     Handled, Outcome, Session, UserContext, init::unexpected, lock, plugin_program::PluginProgram,
+    record_only,
 };
 use crate::{
     convert::{Sharding, Tiling},
@@ -60,6 +60,8 @@ const CUSTOM_CALL_PROGRAM: &str = "xla::ifrt::CustomCallProgram";
 pub(super) enum Program {
     Xla(Arc<XlaProgram>),
     Plugin(Arc<PluginProgram>),
+    /// Recorded and not compiled.
+    Recorded,
 }
 
 /// A result as every execution makes it.
@@ -132,7 +134,13 @@ impl Session {
             .map_err(|e| status::invalid_argument(format!("malformed compile options: {e}")))?;
         let devices = assignment.device_ids;
         let link = Arc::clone(self.one_worker(&devices)?);
-        self.record(&program.data, &options, &devices)?;
+        if let Some(recording) = &self.shared.recording {
+            let request = self.recording(&program.data, &options, &devices)?;
+            if recording.only {
+                return Ok(self.record_only(Arc::clone(&recording.recorder), request));
+            }
+            recording.recorder.record(request);
+        }
         let (id, request) = (self.shared.ids.next(), self.shared.ids.next());
         let answer = link
             .call(
@@ -176,25 +184,6 @@ impl Session {
         })))
     }
 
-    /// Has the request recorded, if that is asked for.
-    fn record(&self, program: &Bytes, options: &Bytes, devices: &[i32]) -> Result<(), Status> {
-        let Some(recorder) = &self.shared.recorder else {
-            return Ok(());
-        };
-        let cluster = self.cluster()?;
-        let ordinals = devices
-            .iter()
-            .filter_map(|&id| Some(cluster.device(id)?.ordinal));
-        recorder.record(Recording {
-            program: program.clone(),
-            compile_options: options.clone(),
-            device_ids: devices.to_vec(),
-            device_ordinals: ordinals.collect(),
-            xla_flags: self.shared.xla_flags.clone(),
-        });
-        Ok(())
-    }
-
     /// The worker that owns all the devices of a program.
     fn one_worker(&self, devices: &[i32]) -> Result<&Arc<Link>, Status> {
         let cluster = self.cluster()?;
@@ -234,13 +223,17 @@ impl Session {
             Program::Plugin(_) => Err(status::unimplemented(format!(
                 "{request} of a plugin program"
             ))),
+            Program::Recorded => Err(record_only::refusal(request)),
         }
     }
 
     pub(super) fn metadata(&self, request: &LoadedExecutableMetadataRequest) -> Handled {
         let response = match self.program(request.loaded_executable_handle)? {
             Program::Xla(program) => describe(&program.info),
-            Program::Plugin(_) => describe_plugin_program(),
+            Program::Plugin(_) => describe_nothing(status::unimplemented(
+                "a plugin program has no such metadata",
+            )),
+            Program::Recorded => describe_nothing(record_only::refusal("metadata")),
         };
         Ok(Outcome::Now(Response::LoadedExecutableMetadataResponse(
             Box::new(response),
@@ -313,7 +306,7 @@ impl Session {
     pub(super) fn is_program_deleted(&self, request: &LoadedExecutableIsDeletedRequest) -> Handled {
         let is_deleted = match self.program(request.loaded_executable_handle)? {
             Program::Xla(program) => program.deleted.load(Relaxed),
-            Program::Plugin(_) => false,
+            Program::Plugin(_) | Program::Recorded => false,
         };
         Ok(Outcome::Now(Response::LoadedExecutableIsDeletedResponse(
             LoadedExecutableIsDeletedResponse { is_deleted },
@@ -386,11 +379,16 @@ fn compile_response(handle: u64, ready: u64, program: &XlaProgram) -> CompileRes
     }
 }
 
-/// The answer to a plugin program's compile.
-pub(super) fn plugin_compile_response(handle: u64, ready: u64, devices: &[i32]) -> CompileResponse {
+/// The answer to the compile of what is no compiled program.
+pub(super) fn plain_compile_response(
+    handle: u64,
+    ready: u64,
+    name: String,
+    devices: &[i32],
+) -> CompileResponse {
     CompileResponse {
         loaded_executable_handle: handle,
-        name: "plugin_program".to_owned(),
+        name,
         num_devices: i32::try_from(devices.len()).unwrap_or(i32::MAX),
         device_ids: devices.to_vec(),
         addressable_device_ids: devices.to_vec(),
@@ -450,9 +448,9 @@ fn describe(info: &ExecutableInfo) -> LoadedExecutableMetadataResponse {
     }
 }
 
-/// What is asked of every executable and has no answer for a plugin program.
-fn describe_plugin_program() -> LoadedExecutableMetadataResponse {
-    let none = || status::unimplemented("a plugin program has no such metadata");
+/// What is asked of every executable, where there is nothing to say and why.
+fn describe_nothing(why: Status) -> LoadedExecutableMetadataResponse {
+    let none = || why.clone();
     LoadedExecutableMetadataResponse {
         parameter_layouts: Some(metadata::ParameterLayouts::ParameterLayoutsError(none())),
         output_layouts: Some(metadata::OutputLayouts::OutputLayoutsError(none())),
