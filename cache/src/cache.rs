@@ -357,7 +357,7 @@ impl Inner {
     fn note_treatment(&self, key: &Key) {
         let (construct, raw) = match key.treatment() {
             Treatment::Structural => return,
-            Treatment::Raw { construct } => (construct, true),
+            Treatment::Raw { construct } | Treatment::Opaque { construct } => (construct, true),
             Treatment::Uncacheable { reason } => (reason, false),
         };
         if raw {
@@ -369,7 +369,7 @@ impl Inner {
         }
         drop(named);
         if raw {
-            info!(%construct, "program keyed on its bytes: jobs share it only if they send the same bytes");
+            info!(%construct, "program keyed on bytes, wholly or in part: jobs share it only if they send the same ones");
         } else {
             info!(%construct, "program not cached: it calls into the process that sent it");
         }

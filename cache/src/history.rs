@@ -228,7 +228,9 @@ impl Notes {
             key: key.to_string(),
             origin: origin.as_str().to_owned(),
             construct: match key.treatment() {
-                Treatment::Raw { construct } => Some(construct.clone()),
+                Treatment::Raw { construct } | Treatment::Opaque { construct } => {
+                    Some(construct.clone())
+                }
                 _ => None,
             },
             components: key

@@ -45,6 +45,11 @@ pub struct KeyInputs<'a> {
 pub enum Treatment {
     /// By its structure: locations and debug info do not count.
     Structural,
+    /// By its structure, but for a part that is not understood and stands by its bytes. A needless miss at worst.
+    Opaque {
+        /// Which part.
+        construct: String,
+    },
     /// By its bytes, since something in it is not understood. A needless miss at worst.
     Raw {
         /// What is not understood.

@@ -7,10 +7,13 @@ use super::{Treatment, bytes_digest};
 
 /// Digest of a program and how it was come by. Digests of different treatments never agree.
 pub(super) fn digest(program: &[u8]) -> (Digest, Treatment) {
-    match waystation_stablehlo::digest(program) {
-        Ok(digest) => (
-            bytes_digest(b"structural program", &digest),
-            Treatment::Structural,
+    match waystation_stablehlo::identity(program) {
+        Ok(identity) => (
+            bytes_digest(b"structural program", &identity.digest),
+            match identity.opaque {
+                None => Treatment::Structural,
+                Some(construct) => Treatment::Opaque { construct },
+            },
         ),
         Err(refusal) if refusal.allows_raw_key() => (
             bytes_digest(b"raw program", program),
@@ -80,6 +83,17 @@ mod tests {
             panic!("another bytecode version is not understood");
         };
         assert!(construct.contains("version 7"), "{construct}");
+    }
+
+    #[test]
+    fn a_kernel_that_is_not_understood_is_named() {
+        for known in [golden!("kernel"), golden!("kernel_old_elsewhere")] {
+            assert_eq!(digest(known).1, Treatment::Structural);
+        }
+        let Treatment::Opaque { construct } = digest(golden!("kernel_triton")).1 else {
+            panic!("Triton's kernels are not followed");
+        };
+        assert!(construct.contains("xla.gpu.triton"), "{construct}");
     }
 
     #[test]

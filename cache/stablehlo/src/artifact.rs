@@ -11,6 +11,14 @@ pub(crate) const VERSION: u64 = 6;
 
 const MAGIC: [u8; 4] = [0x4d, 0x4c, 0xef, 0x52];
 
+/// The version of a kernel in a custom call: it has no properties, and less is said of dialects, op names and blocks.
+pub(crate) const KERNEL_VERSION: u64 = 0;
+
+/// Whether bytes begin as MLIR bytecode does.
+pub(crate) fn is_bytecode(bytes: &[u8]) -> bool {
+    bytes.starts_with(&MAGIC)
+}
+
 /// Section ids.
 mod id {
     pub(super) const STRINGS: usize = 0;
@@ -28,6 +36,8 @@ mod id {
 /// A program split into its tables.
 #[derive(Debug)]
 pub(crate) struct Artifact<'a> {
+    /// The container's version, [`VERSION`] or [`KERNEL_VERSION`].
+    pub(crate) version: u64,
     pub(crate) strings: Vec<&'a [u8]>,
     pub(crate) dialects: Vec<Dialect<'a>>,
     pub(crate) op_names: Vec<OpName>,
@@ -65,6 +75,15 @@ pub(crate) struct Entry<'a> {
 
 impl<'a> Artifact<'a> {
     pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
+        Self::of_version(VERSION, bytes)
+    }
+
+    /// A kernel in a custom call's configuration.
+    pub(crate) fn parse_kernel(bytes: &'a [u8]) -> Result<Self, Error> {
+        Self::of_version(KERNEL_VERSION, bytes)
+    }
+
+    fn of_version(version: u64, bytes: &'a [u8]) -> Result<Self, Error> {
         let mut cursor = Cursor::new(bytes, 0);
         if cursor
             .take(MAGIC.len(), "")
@@ -74,7 +93,7 @@ impl<'a> Artifact<'a> {
             return Err(Error::NotBytecode);
         }
         let found = cursor.varint()?;
-        if found != VERSION {
+        if found != version {
             return Err(Error::Version { found });
         }
         // The producer names the StableHLO release; the program does not depend on it.
@@ -90,8 +109,11 @@ impl<'a> Artifact<'a> {
         }
         let mut section = |id: usize, what| sections[id].take().ok_or_else(|| cursor.damaged(what));
         let strings = strings(section(id::STRINGS, "no string section")?)?;
-        let (dialects, op_names) =
-            dialects(section(id::DIALECTS, "no dialect section")?, &strings)?;
+        let (dialects, op_names) = dialects(
+            version,
+            section(id::DIALECTS, "no dialect section")?,
+            &strings,
+        )?;
         let sizes = section(id::ENTRY_SIZES, "no attribute and type offset section")?;
         let entries = section(id::ENTRIES, "no attribute and type section")?;
         let (attributes, types) = entries_of(sizes, entries, dialects.len())?;
@@ -104,6 +126,7 @@ impl<'a> Artifact<'a> {
             || section(id::RESOURCE_SIZES, "")
                 .is_ok_and(|section| !matches!(section.clone().rest(), [] | [0x01]));
         Ok(Self {
+            version,
             strings,
             dialects,
             op_names,
@@ -173,15 +196,20 @@ fn strings(mut section: Cursor<'_>) -> Result<Vec<&[u8]>, Error> {
     Ok(strings)
 }
 
-/// Dialects with their versions, then op names in groups by dialect.
+/// Dialects with their versions, then op names in groups by dialect. A kernel has neither the versions, nor the number of op
+/// names, nor whether they are registered.
 fn dialects<'a>(
+    container: u64,
     mut section: Cursor<'a>,
     strings: &[&'a [u8]],
 ) -> Result<(Vec<Dialect<'a>>, Vec<OpName>), Error> {
     let count = section.count()?;
     let mut dialects = Vec::with_capacity(count);
     for _ in 0..count {
-        let (name, has_version) = section.flagged()?;
+        let (name, has_version) = match container {
+            KERNEL_VERSION => (section.varint()?, false),
+            _ => section.flagged()?,
+        };
         let name = lookup(strings, name)
             .copied()
             .ok_or_else(|| section.damaged("string index out of range"))?;
@@ -196,12 +224,18 @@ fn dialects<'a>(
         };
         dialects.push(Dialect { name, version });
     }
-    let total = section.count()?;
-    let mut op_names = Vec::with_capacity(total);
+    let total = match container {
+        KERNEL_VERSION => None,
+        _ => Some(section.count()?),
+    };
+    let mut op_names = Vec::new();
     while !section.is_empty() {
         let dialect = group_dialect(&mut section, dialects.len())?;
         for _ in 0..section.count()? {
-            let (string, registered) = section.flagged()?;
+            let (string, registered) = match container {
+                KERNEL_VERSION => (section.varint()?, true),
+                _ => section.flagged()?,
+            };
             let string = usize::try_from(string)
                 .ok()
                 .filter(|string| *string < strings.len());
@@ -213,7 +247,7 @@ fn dialects<'a>(
             });
         }
     }
-    if op_names.len() != total {
+    if total.is_some_and(|total| total != op_names.len()) {
         return Err(section.damaged("another number of op names than announced"));
     }
     Ok((dialects, op_names))

@@ -1,6 +1,10 @@
 //! Walks the ops of a module, in the order they stand in the file.
 
-use crate::{artifact::Artifact, cursor::Cursor, error::Error};
+use crate::{
+    artifact::{Artifact, KERNEL_VERSION},
+    cursor::Cursor,
+    error::Error,
+};
 
 /// How deep regions may nest. JAX's programs nest a region for each loop, branch or reduction around an op.
 const MAX_DEPTH: usize = 200;
@@ -104,7 +108,10 @@ fn block<'a>(
     let mut arguments = Vec::new();
     if has_arguments {
         for _ in 0..cursor.count()? {
-            let (ty, has_location) = cursor.flagged()?;
+            let (ty, has_location) = match artifact.version {
+                KERNEL_VERSION => (cursor.varint()?, true),
+                _ => cursor.flagged()?,
+            };
             let location = if has_location {
                 Some(cursor.varint()?)
             } else {
@@ -112,7 +119,7 @@ fn block<'a>(
             };
             arguments.push(Argument { ty, location });
         }
-        if cursor.byte()? != 0 {
+        if artifact.version != KERNEL_VERSION && cursor.byte()? != 0 {
             skip_use_list_orders(cursor, arguments.len())?;
         }
     }
@@ -121,7 +128,7 @@ fn block<'a>(
         let (op, has_section) = read_op(artifact, cursor)?;
         let regions = visitor.op(&op)?;
         if op.regions == 0 {
-            if has_section {
+            if has_section && artifact.version != KERNEL_VERSION {
                 cursor.section()?;
             }
             continue;
@@ -131,7 +138,7 @@ fn block<'a>(
                 "regions nested deeper than {MAX_DEPTH}"
             )));
         }
-        if !op.isolated {
+        if !op.isolated || artifact.version == KERNEL_VERSION {
             inside(artifact, cursor, visitor, op.regions, depth + 1)?;
             continue;
         }

@@ -15,7 +15,7 @@ mod ir;
 mod schema;
 mod sizes;
 
-pub use digest::{Refusal, digest};
+pub use digest::{Identity, Refusal, digest, identity};
 pub use error::Error;
 pub use signature::{Signature, main_signature};
 pub use sizes::oversized_array;

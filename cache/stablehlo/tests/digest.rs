@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use proptest::prelude::*;
-use waystation_stablehlo::{Error, Refusal, digest};
+use waystation_stablehlo::{Error, Refusal, digest, identity};
 
 macro_rules! golden {
     ($name:literal) => {
@@ -95,6 +95,112 @@ fn a_callback_is_refused_by_name_and_has_no_raw_key_either() {
         }
     );
     assert!(!refusal.allows_raw_key());
+}
+
+#[test]
+fn a_partitioner_of_the_clients_process_is_refused_by_name() {
+    let refusal = digest(golden!("partitioner")).expect_err("refused");
+    assert_eq!(
+        refusal,
+        Refusal::Uncacheable {
+            construct: "CustomSPMDPartitioning".into()
+        }
+    );
+}
+
+/// A Mosaic kernel here, elsewhere, and with another constant: with its locations beside it, and in it.
+const KERNELS: [[&[u8]; 3]; 2] = [
+    [
+        golden!("kernel"),
+        golden!("kernel_elsewhere"),
+        golden!("kernel_constant"),
+    ],
+    [
+        golden!("kernel_old"),
+        golden!("kernel_old_elsewhere"),
+        golden!("kernel_old_constant"),
+    ],
+];
+
+#[test]
+fn a_kernel_counts_without_its_locations() {
+    let mut seen = HashSet::new();
+    for [here, elsewhere, constant] in KERNELS {
+        assert_ne!(here, elsewhere);
+        let identities = [here, elsewhere, constant].map(|program| identity(program).unwrap());
+        assert!(identities.iter().all(|identity| identity.opaque.is_none()));
+        let [here, elsewhere, constant] = identities.map(|identity| identity.digest);
+        assert_eq!(here, elsewhere);
+        assert!(seen.insert(here) && seen.insert(constant));
+    }
+}
+
+#[test]
+fn all_else_of_a_kernels_configuration_counts_byte_by_byte() {
+    let [kernel, ..] = KERNELS[0];
+    let plain = identity(kernel).unwrap();
+    let name = b"needs_layout_passes";
+    let place = kernel
+        .windows(name.len())
+        .position(|window| window == name)
+        .unwrap();
+    let mut other = kernel.to_vec();
+    other[place] = b'N';
+    let other = identity(&other).unwrap();
+    assert_ne!(other.digest, plain.digest);
+    assert_eq!(other.opaque, None);
+}
+
+#[test]
+fn a_kernel_that_is_not_understood_stands_by_its_bytes_and_is_named() {
+    let place_of = |program: &[u8], text: &[u8]| {
+        let found = program.windows(text.len()).position(|part| part == text);
+        found.unwrap() + text.len()
+    };
+    for [kernel, elsewhere, _] in KERNELS {
+        // Another version of the container.
+        let newer = [kernel, elsewhere].map(|program| {
+            let mut newer = program.to_vec();
+            let body = place_of(program, br#""body": ""#);
+            assert_eq!(&newer[body..body + 8], b"TUzvUgFN");
+            newer[body + 6] = b'd';
+            identity(&newer).unwrap()
+        });
+        assert_ne!(newer[0].digest, newer[1].digest);
+        let named = newer[0].opaque.as_deref().unwrap();
+        assert!(named.contains("Mosaic kernel"), "{named}");
+        assert!(named.contains("version"), "{named}");
+    }
+    // Not even read.
+    let triton = identity(golden!("kernel_triton")).unwrap();
+    assert_eq!(
+        triton.opaque.as_deref(),
+        Some("a kernel in a call of __gpu$xla.gpu.triton")
+    );
+}
+
+#[test]
+fn a_kernels_damage_never_panics_and_never_passes_for_the_kernel() {
+    let [kernel, ..] = KERNELS[1];
+    let plain = identity(kernel).unwrap().digest;
+    let text = br#""body": ""#;
+    let body = kernel
+        .windows(text.len())
+        .position(|part| part == text)
+        .unwrap()
+        + text.len();
+    let length = kernel[body..]
+        .iter()
+        .position(|byte| *byte == b'"')
+        .unwrap();
+    let mut same = 0;
+    for place in body..body + length {
+        let mut damaged = kernel.to_vec();
+        damaged[place] = if damaged[place] == b'A' { b'B' } else { b'A' };
+        same += usize::from(digest(&damaged).unwrap() == plain);
+    }
+    // What is in locations alone, and the producer's name.
+    assert!(same < length / 2, "{same} of {length}");
 }
 
 #[test]

@@ -36,8 +36,9 @@ def on(*spec):
     return jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec(*spec)))
 
 
-def write(name, function, *arguments, **options):
-    module = jax.jit(function, **options).lower(*arguments).compiler_ir("stablehlo")
+def write(name, function, *arguments, platform="cpu", **options):
+    traced = jax.jit(function, **options).trace(*arguments)
+    module = traced.lower(lowering_platforms=(platform,)).compiler_ir("stablehlo")
     (folder / f"{name}.mlirbc").write_bytes(serialize(module, "1.10.0", True))
     digest = hashlib.sha256()
     cache_key._hash_computation(digest, module, False)
@@ -138,3 +139,62 @@ for axis in ("x", "y"):
     spec = PartitionSpec(axis)
     body = summed(lambda x, a=axis: lax.psum(x, a), mesh=mesh, in_specs=spec, out_specs=PartitionSpec())
     write(f"mapped_{axis}", body, on(axis))
+
+
+def scaled(factor):
+    def kernel(x_ref, o_ref):
+        result = lax.fori_loop(0, 3, lambda i, c: jnp.sin(c) * factor + 1.0, x_ref[...])
+        o_ref[...] = result.astype(o_ref.dtype)
+
+    return kernel
+
+
+def first(x_ref, o_ref):
+    @pl.when(pl.program_id(0) == 0)
+    def _():
+        o_ref[...] = jnp.zeros_like(o_ref)
+
+    o_ref[...] += jnp.dot(x_ref[...], x_ref[...].T, preferred_element_type=jnp.float32)
+
+
+def masked(x_ref, o_ref):
+    columns = lax.broadcasted_iota(jnp.int32, x_ref.shape, 1)
+    o_ref[...] = jnp.where(columns < 100, x_ref[...], -jnp.inf).max(axis=1, keepdims=True) + jnp.zeros_like(x_ref)
+
+
+def copied(x_ref, o_ref):
+    def body(scratch, semaphore):
+        copy = pltpu.make_async_copy(x_ref, scratch, semaphore)
+        copy.start()
+        copy.wait()
+        o_ref[...] = scratch[...] * 2
+
+    pl.run_scoped(body, pltpu.VMEM(x_ref.shape, x_ref.dtype), pltpu.SemaphoreType.DMA)
+
+
+# JAX leaves the locations of kernels out of its hash since 0.12.
+if hasattr(cache_key, "_strip_mosaic_debug_info"):
+    from jax._src import config
+    from jax._src.mesh import AbstractDevice, AbstractMesh
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    wide = jax.ShapeDtypeStruct((256, 128), jnp.float32)
+
+    def call(kernel, rows, dtype=jnp.float32):
+        block = pl.BlockSpec((rows, 128), lambda i: (i, 0))
+        shape = jax.ShapeDtypeStruct(wide.shape, dtype)
+        return pl.pallas_call(kernel, out_shape=shape, grid=(256 // rows,), in_specs=[block], out_specs=block)
+
+    chip = AbstractMesh((), (), abstract_device=AbstractDevice("TPU v5", num_cores=1, platform="tpu"))
+
+    # With the locations beside the kernel, and in it.
+    for apart in (True, False):
+        with config.jax_mosaic_unzip_debug_locations(apart), jax.sharding.use_abstract_mesh(chip):
+            for factor in (2.0, 3.0):
+                write(f"kernel_scaled_{factor}_{apart}", call(scaled(factor), 128), wide, platform="tpu")
+            write(f"kernel_rows_{apart}", call(scaled(2.0), 64), wide, platform="tpu")
+            write(f"kernel_bf16_{apart}", call(scaled(2.0), 64, jnp.bfloat16), wide, platform="tpu")
+            write(f"kernel_first_{apart}", call(first, 128), wide, platform="tpu")
+            write(f"kernel_masked_{apart}", call(masked, 128), wide, platform="tpu")
+            write(f"kernel_copied_{apart}", call(copied, 128), wide, platform="tpu")

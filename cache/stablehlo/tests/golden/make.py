@@ -14,15 +14,18 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import compiler
+from jax._src import compiler, config as jax_config
 from jax._src.interpreters import mlir as jax_mlir
+from jax._src.mesh import AbstractDevice
+from jax.experimental import pallas as pl
+from jax.experimental.custom_partitioning import custom_partitioning
 from jax.experimental.layout import Format, Layout
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jaxlib import _jax
 from jaxlib.mlir import ir
 
-# Keeps the place of this checkout out of the files.
-jax.config.update("jax_hlo_source_file_canonicalization_regex", ".*/golden/")
+# Keeps the place of this checkout, and of JAX, out of the files.
+jax.config.update("jax_hlo_source_file_canonicalization_regex", ".*/(golden|site-packages)/")
 
 FOLDER = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else __file__).resolve()
 FOLDER = FOLDER if FOLDER.is_dir() else FOLDER.parent
@@ -93,6 +96,7 @@ def main():
     )
 
     digests()
+    kernels()
     # What a client with that XLA_FLAGS sends beside a program for 8 devices and one for device 2; nothing is compiled here.
     for name, ids in ("mesh", [7, 6, 5, 4, 3, 2, 1, 0]), ("single", [2]):
         assignment = np.array([ids])
@@ -127,6 +131,51 @@ def digests():
     program("step_layout", step(), x, w, in_shardings=(on("x"), column_major))
     callback = lambda x: jax.pure_callback(lambda y: y, x, x)
     program("callback", callback, array(3))
+
+    @custom_partitioning
+    def partitioned(x):
+        return x * 2
+
+    partitioned.def_partition(
+        partition=lambda mesh, arguments, result: (mesh, lambda x: x * 2, on("x"), (on("x"),)),
+        infer_sharding_from_operands=lambda mesh, arguments, result: arguments[0].sharding,
+        sharding_rule="i -> i",
+    )
+    program("partitioner", partitioned, array(4, sharding=on("x")))
+
+
+# A kernel, as SOURCE above.
+KERNEL = """
+def kernel(x_ref, o_ref):
+    def body(i, carry):
+        return jnp.sin(carry) * {factor} + 1.0
+    o_ref[...] = jax.lax.fori_loop(0, 3, body, x_ref[...])
+
+def call(x):
+    block = pl.BlockSpec((8, 128), lambda i: (i, 0))
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return pl.pallas_call(kernel, out_shape=shape, grid=(2,), in_specs=[block], out_specs=block)(x)
+"""
+
+
+def kernels():
+    def write_for(platform, name, path="/home/one/kernel.py", lines=0, factor=2.0):
+        names = {"jax": jax, "jnp": jnp, "pl": pl}
+        source = "\n" * lines + KERNEL.format(factor=factor)
+        exec(compile(source, path, "exec"), names)
+        lowered = jax.jit(names["call"]).trace(array(16, 128)).lower(lowering_platforms=(platform,))
+        write(name, lowered.compiler_ir("stablehlo"))
+
+    # Mosaic's, with locations beside the kernel; and in it, as before JAX 0.12.
+    for apart, suffix in (True, ""), (False, "_old"):
+        with jax_config.jax_mosaic_unzip_debug_locations(apart):
+            write_for("tpu", f"kernel{suffix}")
+            write_for("tpu", f"kernel{suffix}_elsewhere", "/srv/jobs/7/very/deep/kernels.py", 300)
+            write_for("tpu", f"kernel{suffix}_constant", factor=3.0)
+    # Triton's.
+    device = AbstractDevice("NVIDIA H100 80GB HBM3", num_cores=None, platform="gpu")
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
+        write_for("cuda", "kernel_triton")
 
 
 if __name__ == "__main__":
