@@ -27,6 +27,9 @@ const WRITER_BYTES: usize = 256;
 /// How long the end of a process waits for its notes of loads to go.
 const FORGIVEN_WITHIN: Duration = Duration::from_secs(1);
 
+/// How long [`Cache::flush`] waits for lines of the history.
+const NOTES_WITHIN: Duration = Duration::from_secs(1);
+
 /// Constructs that a log line has named. Each is named once, and this many at most.
 const NAMED_CONSTRUCTS: usize = 64;
 
@@ -252,7 +255,7 @@ impl Cache {
 
     /// To be called before an entry's executable is loaded; what comes back is dropped after. So an entry that ends the
     /// process is known, and passed over, when it starts again with the same [`Config::state_folder`]. Blocks for as long
-    /// as it takes to make a file.
+    /// as it takes to make a file, a second at most.
     ///
     /// # Errors
     /// [`Fatal`] when the program has ended too many processes already.
@@ -331,17 +334,17 @@ impl Cache {
     /// were cut off. Look-ups and compiles go on working; a load that the end of the process breaks off from here on has
     /// not ended it.
     pub async fn shutdown(&self, deadline: Duration) -> usize {
-        let inner = Arc::clone(&self.inner);
-        let forgiven = tokio::task::spawn_blocking(move || inner.loads.forgive());
         let publisher = async {
             match self.inner.publisher() {
                 Some(publisher) => publisher.shutdown(deadline).await,
                 None => 0,
             }
         };
-        let (left, ()) = futures::join!(publisher, self.inner.settle(deadline));
-        // On a file system that hangs nobody waits for it.
-        let _ = tokio::time::timeout(FORGIVEN_WITHIN, forgiven).await;
+        let (left, (), ()) = futures::join!(
+            publisher,
+            self.inner.settle(deadline),
+            self.inner.loads.forgive(FORGIVEN_WITHIN),
+        );
         if left > 0 {
             warn!(
                 left,
@@ -416,11 +419,19 @@ impl Inner {
         }
     }
 
-    /// Waits for what the disk is still to keep.
+    /// Waits for what the disk and the history are still to keep.
     async fn settle(&self, deadline: Duration) {
-        if let Some(disk) = &self.disk {
-            disk.settle(deadline).await;
-        }
+        let disk = async {
+            if let Some(disk) = &self.disk {
+                disk.settle(deadline).await;
+            }
+        };
+        let notes = async {
+            if let Some(notes) = &self.notes {
+                notes.settle(deadline.min(NOTES_WITHIN)).await;
+            }
+        };
+        futures::join!(disk, notes);
     }
 
     /// Asks the disk. Whatever goes wrong is a miss.

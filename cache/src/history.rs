@@ -10,13 +10,13 @@ use std::{
     io::{self, Read as _, Seek as _, SeekFrom, Write as _},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use serde::{Deserialize, Serialize};
 use waystation_lifecycle::bucket::layout::Digest;
 
-use crate::{Key, Origin, Treatment, quiet::Quiet};
+use crate::{Key, Origin, Treatment, clerk::Clerk, quiet::Quiet};
 
 /// A file of lines is set aside when it is as long, and the one set aside before it goes: about two thousand programs.
 const FILE_BYTES: u64 = 2 << 20;
@@ -199,6 +199,8 @@ fn tail(path: &Path) -> io::Result<Vec<u8>> {
 #[derive(Debug)]
 pub(crate) struct Notes {
     history: Arc<dyn History>,
+    /// None where there is no thread for it.
+    clerk: Option<Clerk>,
     noted: Mutex<HashSet<(Digest, Origin)>>,
     warning: Arc<Quiet>,
 }
@@ -207,12 +209,20 @@ impl Notes {
     pub(crate) fn new(history: Arc<dyn History>) -> Notes {
         Notes {
             history,
+            clerk: Clerk::new().ok(),
             noted: Mutex::default(),
             warning: Arc::default(),
         }
     }
 
-    /// Notes a key that was served, on a thread that may block. Must be called on a tokio runtime.
+    /// Waits until what was taken so far is noted, at most so long.
+    pub(crate) async fn settle(&self, deadline: Duration) {
+        if let Some(clerk) = &self.clerk {
+            clerk.idle(deadline).await;
+        }
+    }
+
+    /// Notes a key that was served, behind the caller. Where lines come quicker than they are written they are lost.
     pub(crate) fn take(&self, key: &Key, program: &str, origin: Origin) {
         // What is compiled because nobody may keep it says nothing about keys, and each compile of it would be a line.
         if !key.is_cacheable() || !self.is_new(key, origin) {
@@ -241,19 +251,18 @@ impl Notes {
                 .collect(),
         };
         let (history, warning) = (Arc::clone(&self.history), Arc::clone(&self.warning));
-        tokio::task::spawn_blocking(move || {
+        let work = move || {
             let recorded = serde_json::to_vec(&note)
                 .map_err(io::Error::from)
                 .and_then(|line| history.record(&line));
-            if let Err(error) = recorded
-                && let Some(suppressed) = warning.due()
-            {
-                tracing::warn!(
-                    %error, suppressed,
-                    "keys are not noted: `waystation cache why-miss` cannot explain misses"
-                );
+            if let Err(error) = recorded {
+                warn(&warning, &error);
             }
-        });
+        };
+        let posted = self.clerk.as_ref().is_some_and(|clerk| clerk.post(work));
+        if !posted {
+            warn(&self.warning, &io::ErrorKind::TimedOut.into());
+        }
     }
 
     fn is_new(&self, key: &Key, origin: Origin) -> bool {
@@ -265,9 +274,60 @@ impl Notes {
     }
 }
 
+fn warn(warning: &Quiet, error: &io::Error) {
+    if let Some(suppressed) = warning.due() {
+        tracing::warn!(
+            %error, suppressed,
+            "keys are not noted: `waystation cache why-miss` cannot explain misses"
+        );
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As a file on a server that does not answer.
+    #[derive(Debug)]
+    struct Hangs(Mutex<std::sync::mpsc::Receiver<()>>);
+
+    impl History for Hangs {
+        fn record(&self, _: &[u8]) -> io::Result<()> {
+            let _ = self.0.lock().unwrap().recv();
+            Ok(())
+        }
+
+        fn recent(&self, _: usize) -> io::Result<Vec<Vec<u8>>> {
+            Ok(Vec::new())
+        }
+    }
+
+    #[test]
+    fn a_history_that_hangs_takes_no_thread_from_others() {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime
+            .max_blocking_threads(2)
+            .enable_time()
+            .build()
+            .unwrap();
+        let (go, hangs) = std::sync::mpsc::channel();
+        let notes = Notes::new(Arc::new(Hangs(Mutex::new(hangs))));
+        runtime.block_on(async {
+            for number in 0..4000u32 {
+                let program = number.to_le_bytes();
+                let key = Key::of(&crate::KeyInputs {
+                    program: &program,
+                    ..crate::KeyInputs::default()
+                });
+                notes.take(&key, "f", Origin::Compiled);
+            }
+            let other = tokio::task::spawn_blocking(|| 7);
+            let other = tokio::time::timeout(Duration::from_secs(30), other).await;
+            assert_eq!(other.unwrap().unwrap(), 7);
+            notes.settle(Duration::from_millis(10)).await;
+        });
+        drop(go);
+    }
 
     fn note(program: &str, origin: &str, components: &[(&str, &str)]) -> Vec<u8> {
         let components: Vec<_> = components

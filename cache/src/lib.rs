@@ -17,6 +17,7 @@ mod behind;
 mod breaker;
 mod cache;
 mod claim;
+mod clerk;
 pub mod config;
 mod counters;
 mod entry;

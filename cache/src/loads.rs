@@ -3,13 +3,17 @@
 //! Before an executable is loaded a file that names it is made in a local folder, and removed after. While the load goes
 //! on the file is locked, and the system unlocks it when the process ends, however it ends. So a file that nobody has
 //! locked is of a load that ended its process: when a cache opens, that entry is refused from then on (a bad object, to
-//! be passed over for the next slot). Where a program was compiled for the load, and a second one dies, the program is
-//! not loaded any more at all.
+//! be passed over for the next slot). Where a program was compiled for the load, and a second process dies that knew of
+//! the first, the program is not loaded any more at all.
 //!
-//! The files are the record, and are forgotten after a day. Several processes may share the folder. A process that is
-//! killed in mid-load by somebody else costs one needless compile.
+//! Processes that did not know of each other's deaths may have had one cause that is not the program, as when somebody
+//! kills all workers of a machine: they count as one. Loads that the end of the machine broke off count as nothing.
+//!
+//! The files are the record, and are forgotten after a day. Several processes may share the folder, those of several
+//! machines too. A process that is killed in mid-load by somebody else costs one needless compile. A folder that hangs
+//! costs one short wait, and goes without notes until it answers.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,10 +24,17 @@ use std::time::{Duration, SystemTime};
 use tracing::{debug, warn};
 use waystation_lifecycle::bucket::layout::Digest;
 
+use crate::clerk::Clerk;
 use crate::quiet::Quiet;
 
 /// How long a load that ended its process is remembered. By then somebody may have mended what was to blame.
 const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
+
+/// How long a process that starts waits for the record.
+const OPENED_WITHIN: Duration = Duration::from_secs(2);
+
+/// How long a load waits for its note.
+const NOTED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Files that are looked at when a cache opens. A process leaves one, or as many as it has loads at a time.
 const FILES: usize = 4096;
@@ -40,10 +51,19 @@ const COMPILED: &str = "compiled";
 /// The record.
 #[derive(Debug)]
 pub(crate) struct Loads {
-    folder: Option<PathBuf>,
+    desk: Option<Desk>,
     deaths: HashMap<Digest, Deaths>,
-    next: AtomicU64,
     warning: Quiet,
+}
+
+/// Where notes are made.
+#[derive(Debug)]
+struct Desk {
+    folder: PathBuf,
+    /// Of the machine, as long as it runs.
+    boot: String,
+    clerk: Arc<Clerk>,
+    next: Arc<AtomicU64>,
     under_way: Arc<Mutex<UnderWay>>,
 }
 
@@ -59,9 +79,11 @@ struct UnderWay {
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Deaths {
     /// Checksums of the objects loaded.
-    objects: Vec<Digest>,
-    /// How often what was loaded had just been compiled.
-    compiled: usize,
+    objects: HashSet<Digest>,
+    /// Whether what was loaded had just been compiled, once at least.
+    compiled: bool,
+    /// Of how many deaths each process knew that died, so that those that may have died together count once.
+    generations: BTreeSet<u32>,
 }
 
 /// A program whose executables end the process that loads them, stored or compiled anew.
@@ -82,64 +104,62 @@ pub struct Loading(#[allow(dead_code, reason = "held until the load has ended")]
 #[derive(Debug)]
 struct Note {
     path: PathBuf,
-    _locked: File,
+    /// Locked. None once it has gone.
+    file: Option<File>,
+    clerk: Arc<Clerk>,
     under_way: Arc<Mutex<UnderWay>>,
+}
+
+/// What a file's name says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Name {
+    key: Digest,
+    /// The object's checksum, if it had one.
+    object: Option<Digest>,
+    boot: String,
+    generation: u32,
 }
 
 impl Loads {
     /// Reads the record of `folder`, which is made if it is missing; without one nothing is remembered. Blocks for as
-    /// long as a few file operations take.
+    /// long as a few file operations take, and not long where they hang.
     pub(crate) fn open(folder: Option<&Path>) -> Loads {
-        let folder = folder.map(|folder| folder.join("loads"));
+        Loads::open_on(folder, boot())
+    }
+
+    fn open_on(folder: Option<&Path>, boot: String) -> Loads {
         let mut loads = Loads {
-            folder: None,
+            desk: None,
             deaths: HashMap::new(),
-            next: AtomicU64::new(0),
             warning: Quiet::default(),
-            under_way: Arc::default(),
         };
-        let Some(folder) = folder else {
+        let Some(folder) = folder.map(|folder| folder.join("loads")) else {
             return loads;
         };
-        match fs::create_dir_all(&folder).and_then(|()| loads.read(&folder)) {
-            Ok(()) => loads.folder = Some(folder),
+        let read = Clerk::new().and_then(|clerk| {
+            let (folder, boot) = (folder.clone(), boot.clone());
+            let read = clerk.within(OPENED_WITHIN, move || {
+                fs::create_dir_all(&folder).and_then(|()| read(&folder, &boot))
+            });
+            let deaths = read.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))?;
+            Ok((clerk, deaths))
+        });
+        match read {
+            Ok((clerk, deaths)) => {
+                loads.deaths = deaths;
+                loads.desk = Some(Desk {
+                    folder,
+                    boot,
+                    clerk: Arc::new(clerk),
+                    next: Arc::default(),
+                    under_way: Arc::default(),
+                });
+            }
             Err(error) => {
                 warn!(folder = %folder.display(), %error, "an entry that ends the worker will not be remembered");
             }
         }
         loads
-    }
-
-    fn read(&mut self, folder: &Path) -> io::Result<()> {
-        for file in fs::read_dir(folder)?.take(FILES) {
-            let path = file?.path();
-            // It may be gone by now: its load has ended well.
-            let Ok(meta) = fs::metadata(&path) else {
-                continue;
-            };
-            let age = meta
-                .modified()
-                .ok()
-                .and_then(|at| SystemTime::now().duration_since(at).ok());
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            if age.unwrap_or_default() > REMEMBERED && parse(name.trim_end_matches(NEW)).is_some() {
-                // Another process may have removed it.
-                let _ = fs::remove_file(&path);
-                continue;
-            }
-            let Some((key, object)) = parse(&name) else {
-                continue;
-            };
-            if !File::open(&path).is_ok_and(|file| file.try_lock_shared().is_ok()) {
-                continue;
-            }
-            let deaths = self.deaths.entry(key).or_default();
-            match object {
-                Some(object) => deaths.objects.push(object),
-                None => deaths.compiled += 1,
-            }
-        }
-        Ok(())
     }
 
     /// Key and checksum of every object that has ended a process.
@@ -149,47 +169,49 @@ impl Loads {
     }
 
     /// Notes that a load begins. `object`: the checksum of what is loaded, if it has not just been compiled. Blocks for as
-    /// long as it takes to make a file; a record that cannot be kept is a warning.
+    /// long as it takes to make a file, and not long where that hangs; a record that cannot be kept is a warning.
     ///
     /// # Errors
     /// [`Fatal`] when the load is not to be tried again.
     pub(crate) fn begin(&self, key: &Digest, object: Option<&Digest>) -> Result<Loading, Fatal> {
         self.check(key)?;
-        let Some(folder) = &self.folder else {
+        let Some(desk) = &self.desk else {
             return Ok(Loading(None));
         };
-        match self.mark(folder, key, object) {
-            Ok((path, file)) => {
-                let note = Note {
-                    path: path.clone(),
-                    _locked: file,
-                    under_way: Arc::clone(&self.under_way),
-                };
-                let mut under_way = lock(&self.under_way);
-                if !under_way.stopping {
-                    under_way.notes.insert(path);
-                }
-                let stopping = under_way.stopping;
-                drop(under_way);
-                // Dropped, the note goes.
-                Ok(Loading(Some(note).filter(|_| !stopping)))
+        let known = self.deaths.get(key);
+        let last = known.and_then(|deaths| deaths.generations.last());
+        let name = Name {
+            key: *key,
+            object: object.copied(),
+            boot: desk.boot.clone(),
+            generation: last.map_or(0, |last| last.saturating_add(1)),
+        };
+        let note = desk.note(&name).unwrap_or_else(|error| {
+            if let Some(suppressed) = self.warning.due() {
+                warn!(folder = %desk.folder.display(), %error, suppressed, "a load cannot be noted");
             }
-            Err(error) => {
-                if let Some(suppressed) = self.warning.due() {
-                    warn!(folder = %folder.display(), %error, suppressed, "a load cannot be noted");
-                }
-                Ok(Loading(None))
-            }
-        }
+            None
+        });
+        Ok(Loading(note))
     }
 
-    /// Says that the process ends in order: loads that this breaks off have not ended it.
-    pub(crate) fn forgive(&self) {
-        let mut under_way = lock(&self.under_way);
-        under_way.stopping = true;
-        for path in under_way.notes.drain() {
-            let _ = fs::remove_file(path);
-        }
+    /// Says that the process ends in order: loads that this breaks off have not ended it. Waits at most so long for the
+    /// notes to go.
+    pub(crate) async fn forgive(&self, deadline: Duration) {
+        let Some(desk) = &self.desk else {
+            return;
+        };
+        let notes: Vec<_> = {
+            let mut under_way = lock(&desk.under_way);
+            under_way.stopping = true;
+            under_way.notes.drain().collect()
+        };
+        desk.clerk.finish(move || {
+            for path in notes {
+                let _ = fs::remove_file(path);
+            }
+        });
+        desk.clerk.idle(deadline).await;
     }
 
     /// # Errors
@@ -198,58 +220,126 @@ impl Loads {
         let Some(deaths) = self.deaths.get(key) else {
             return Ok(());
         };
-        let times = deaths.objects.len() + deaths.compiled;
-        if deaths.compiled > 0 && times > 1 {
+        let times = deaths.generations.len();
+        if deaths.compiled && times > 1 {
             return Err(Fatal { times });
         }
         Ok(())
     }
+}
 
-    fn mark(
-        &self,
-        folder: &Path,
-        key: &Digest,
-        object: Option<&Digest>,
-    ) -> io::Result<(PathBuf, File)> {
-        let object = object.map_or_else(|| COMPILED.to_owned(), hex::encode);
-        let key = hex::encode(key);
-        let mut taken = io::Error::from(io::ErrorKind::AlreadyExists);
-        for _ in 0..NAMES {
-            let number = self.next.fetch_add(1, Ordering::Relaxed);
-            let name = format!("{key}.{object}.{}-{number}", std::process::id());
-            let path = folder.join(&name);
-            let new = folder.join(name + NEW);
-            let file = match File::create_new(&new) {
-                Ok(file) => file,
-                // A process of the same number in another container.
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                    taken = error;
-                    continue;
-                }
-                Err(error) => return Err(error),
-            };
-            // Locked before it has its name: one that is not locked says that its process has died.
-            let marked = file
-                .try_lock()
-                .map_err(io::Error::from)
-                .and_then(|()| fs::rename(&new, &path));
-            if let Err(error) = marked {
-                // The error to tell is the first one.
-                let _ = fs::remove_file(&new);
-                return Err(error);
-            }
-            return Ok((path, file));
+/// The deaths that a folder's files tell of, of the machine that runs now.
+fn read(folder: &Path, boot: &str) -> io::Result<HashMap<Digest, Deaths>> {
+    let mut all: HashMap<Digest, Deaths> = HashMap::new();
+    for file in fs::read_dir(folder)?.take(FILES) {
+        let path = file?.path();
+        // It may be gone by now: its load has ended well.
+        let Ok(meta) = fs::metadata(&path) else {
+            continue;
+        };
+        let age = meta
+            .modified()
+            .ok()
+            .and_then(|at| SystemTime::now().duration_since(at).ok());
+        let text = path.file_name().unwrap_or_default().to_string_lossy();
+        if age.unwrap_or_default() > REMEMBERED && Name::parse(text.trim_end_matches(NEW)).is_some()
+        {
+            // Another process may have removed it.
+            let _ = fs::remove_file(&path);
+            continue;
         }
-        Err(taken)
+        let Some(name) = Name::parse(&text) else {
+            continue;
+        };
+        // Of another machine, or broken off with this one: a lock says nothing there.
+        if name.boot != boot {
+            continue;
+        }
+        if !File::open(&path).is_ok_and(|file| file.try_lock_shared().is_ok()) {
+            continue;
+        }
+        let deaths = all.entry(name.key).or_default();
+        deaths.generations.insert(name.generation);
+        match name.object {
+            Some(object) => drop(deaths.objects.insert(object)),
+            None => deaths.compiled = true,
+        }
     }
+    Ok(all)
+}
+
+impl Desk {
+    /// `None`: none is needed any more.
+    fn note(&self, name: &Name) -> io::Result<Option<Note>> {
+        let (folder, text) = (self.folder.clone(), name.to_string());
+        let (clerk, next) = (Arc::clone(&self.clerk), Arc::clone(&self.next));
+        let under_way = Arc::clone(&self.under_way);
+        let noted = self.clerk.within(NOTED_WITHIN, move || {
+            if lock(&under_way).stopping {
+                return Ok(None);
+            }
+            let (path, file) = mark(&folder, &text, &next)?;
+            let note = Note {
+                path: path.clone(),
+                file: Some(file),
+                clerk,
+                under_way: Arc::clone(&under_way),
+            };
+            let mut under_way = lock(&under_way);
+            let stopping = under_way.stopping;
+            if !stopping {
+                under_way.notes.insert(path);
+            }
+            drop(under_way);
+            // Dropped, the note goes.
+            Ok(Some(note).filter(|_| !stopping))
+        });
+        noted.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+/// Makes a file whose name begins so, and locks it.
+fn mark(folder: &Path, name: &str, next: &AtomicU64) -> io::Result<(PathBuf, File)> {
+    let mut taken = io::Error::from(io::ErrorKind::AlreadyExists);
+    for _ in 0..NAMES {
+        let number = next.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{name}.{}-{number}", std::process::id());
+        let path = folder.join(&name);
+        let new = folder.join(name + NEW);
+        let file = match File::create_new(&new) {
+            Ok(file) => file,
+            // A process of the same number in another container.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                taken = error;
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        // Locked before it has its name: one that is not locked says that its process has died.
+        let marked = file
+            .try_lock()
+            .map_err(io::Error::from)
+            .and_then(|()| fs::rename(&new, &path));
+        if let Err(error) = marked {
+            // The error to tell is the first one.
+            let _ = fs::remove_file(&new);
+            return Err(error);
+        }
+        return Ok((path, file));
+    }
+    Err(taken)
 }
 
 impl Drop for Note {
     fn drop(&mut self) {
         lock(&self.under_way).notes.remove(&self.path);
-        if let Err(error) = fs::remove_file(&self.path) {
-            debug!(%error, "the note of a load is gone already");
-        }
+        let (path, file) = (std::mem::take(&mut self.path), self.file.take());
+        self.clerk.finish(move || {
+            if let Err(error) = fs::remove_file(path) {
+                debug!(%error, "the note of a load is gone already");
+            }
+            drop(file);
+        });
     }
 }
 
@@ -257,19 +347,41 @@ fn lock(under_way: &Mutex<UnderWay>) -> MutexGuard<'_, UnderWay> {
     under_way.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Key, and the object's checksum if it had one, of a file's name.
-fn parse(name: &str) -> Option<(Digest, Option<Digest>)> {
-    let digest = |text: &str| -> Option<Digest> { hex::decode(text).ok()?.try_into().ok() };
-    let mut parts = name.split('.');
-    let (key, object, _process) = (parts.next()?, parts.next()?, parts.next()?);
-    if parts.next().is_some() {
-        return None;
+impl Name {
+    /// Reads a whole name, which has what tells it from others of its process behind.
+    fn parse(text: &str) -> Option<Name> {
+        let digest = |text: &str| -> Option<Digest> { hex::decode(text).ok()?.try_into().ok() };
+        let parts: Vec<_> = text.split('.').collect();
+        let &[key, object, boot, generation, _process] = parts.as_slice() else {
+            return None;
+        };
+        Some(Name {
+            key: digest(key)?,
+            object: match object {
+                COMPILED => None,
+                checksum => Some(digest(checksum)?),
+            },
+            boot: boot.to_owned(),
+            generation: generation.parse().ok()?,
+        })
     }
-    let object = match object {
-        COMPILED => None,
-        checksum => Some(digest(checksum)?),
-    };
-    Some((digest(key)?, object))
+}
+
+impl std::fmt::Display for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let object = self.object.map_or_else(|| COMPILED.to_owned(), hex::encode);
+        let (key, boot) = (hex::encode(self.key), &self.boot);
+        write!(f, "{key}.{object}.{boot}.{}", self.generation)
+    }
+}
+
+/// Names this start of the machine. One that does not say is one machine that never starts anew.
+fn boot() -> String {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let mut boot = boot.trim().to_owned();
+    boot.retain(|c| c.is_ascii_alphanumeric() || c == '-');
+    boot.truncate(40);
+    boot
 }
 
 #[cfg(test)]
@@ -278,28 +390,90 @@ mod tests {
 
     const KEY: Digest = [7; 32];
 
+    const LONG: Duration = Duration::from_secs(30);
+
     fn files(folder: &Path) -> usize {
         fs::read_dir(folder.join("loads")).unwrap().count()
     }
 
+    /// Waits until what was dropped is gone.
+    fn settle(loads: &Loads) {
+        let desk = loads.desk.as_ref().unwrap();
+        desk.clerk.within(LONG, || ()).unwrap();
+    }
+
     /// What a process leaves that dies in this load.
-    fn die(folder: &Path, object: Option<&Digest>) {
-        let loads = Loads::open(Some(folder));
+    fn die_with(loads: Loads, object: Option<&Digest>) {
         let loading = loads.begin(&KEY, object).unwrap();
         // The note stays, and who ends unlocks it.
         let path = loading.0.as_ref().unwrap().path.clone();
         let copy = path.with_extension("kept");
         fs::hard_link(&path, &copy).unwrap();
         drop(loading);
+        settle(&loads);
         fs::rename(copy, path).unwrap();
     }
 
+    fn die(folder: &Path, object: Option<&Digest>) {
+        die_with(Loads::open(Some(folder)), object);
+    }
+
     #[test]
-    fn a_load_that_an_orderly_end_breaks_off_is_no_death() {
+    fn processes_that_die_together_count_once() {
+        let temp = tempfile::tempdir().unwrap();
+        for times in 1..3 {
+            let workers = [(); 4].map(|()| Loads::open(Some(temp.path())));
+            for (worker, object) in workers.into_iter().zip([None, Some([1; 32]), None, None]) {
+                die_with(worker, object.as_ref());
+            }
+            let loads = Loads::open(Some(temp.path()));
+            assert_eq!(loads.objects().count(), 1);
+            let refused = loads.begin(&KEY, None).err();
+            assert_eq!(refused, (times > 1).then_some(Fatal { times }));
+        }
+    }
+
+    #[test]
+    fn what_the_machines_end_broke_off_is_no_death() {
+        let temp = tempfile::tempdir().unwrap();
+        let on = |boot: &str| Loads::open_on(Some(temp.path()), boot.to_owned());
+        for object in [None, Some([1; 32])] {
+            die_with(on("one"), object.as_ref());
+        }
+        assert!(on("one").check(&KEY).is_err());
+        assert_eq!(on("two").objects().count(), 0);
+        assert!(on("two").begin(&KEY, None).is_ok());
+        // Another machine's may be alive, so they stay.
+        assert!(on("one").check(&KEY).is_err());
+    }
+
+    #[test]
+    fn a_folder_that_hangs_is_waited_for_once() {
+        let temp = tempfile::tempdir().unwrap();
+        let loads = Loads::open(Some(temp.path()));
+        let (go, gone) = std::sync::mpsc::channel::<()>();
+        let desk = loads.desk.as_ref().unwrap();
+        desk.clerk.finish(move || {
+            let _ = gone.recv();
+        });
+        for _ in 0..1000 {
+            assert!(loads.begin(&KEY, None).unwrap().0.is_none());
+        }
+        drop(go);
+        // When it answers, so does the record; and nothing stays of the load that was not waited for.
+        while loads.begin(&KEY, None).unwrap().0.is_none() {
+            std::thread::yield_now();
+        }
+        settle(&loads);
+        assert_eq!(files(temp.path()), 0);
+    }
+
+    #[tokio::test]
+    async fn a_load_that_an_orderly_end_breaks_off_is_no_death() {
         let temp = tempfile::tempdir().unwrap();
         let loads = Loads::open(Some(temp.path()));
         let one = loads.begin(&KEY, None).unwrap();
-        loads.forgive();
+        loads.forgive(LONG).await;
         assert_eq!(files(temp.path()), 0);
         let two = loads.begin(&KEY, None).unwrap();
         assert_eq!(files(temp.path()), 0);
@@ -317,6 +491,8 @@ mod tests {
         assert_eq!(other.objects().count(), 0);
         assert!(other.begin(&KEY, None).is_ok());
         drop((one, two));
+        settle(&loads);
+        settle(&other);
         assert_eq!(files(temp.path()), 0);
     }
 
