@@ -96,7 +96,7 @@ counters! {
     bad_removed,
     /// Entries published again because they had reached half their age.
     renewals,
-    /// Objects refused on read, for whatever reason. The next seven are these by reason.
+    /// Objects refused on read, for whatever reason, each once. The next seven are these by reason.
     bad_entries,
     /// Cut, with a bit flipped, or contradicting themselves.
     bad_corrupt,

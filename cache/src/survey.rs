@@ -58,8 +58,7 @@ impl KeyPrefix {
     }
 }
 
-/// All objects where entries with such keys lie, in the store's order. In a folder, a file whose name no object can have
-/// ends the listing with an error that names it.
+/// All objects where entries with such keys lie, in the store's order.
 pub fn list(
     bucket: &Bucket,
     prefix: &KeyPrefix,

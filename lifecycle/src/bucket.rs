@@ -6,6 +6,7 @@
 //! caller goes on without a bucket.
 
 mod error;
+mod folder;
 mod gate;
 pub mod layout;
 mod location;

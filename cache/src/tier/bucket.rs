@@ -10,8 +10,9 @@
 //! * An object that appears, changes or goes between two requests is a miss at worst.
 //! * A write that timed out may have happened. The next attempt finds it, by the same rule.
 
-use std::sync::Arc;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
@@ -22,8 +23,8 @@ use object_store::{
     Error, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
 };
 use tracing::{debug, warn};
-use waystation_lifecycle::bucket::Bucket;
 use waystation_lifecycle::bucket::layout::{self, SLOTS};
+use waystation_lifecycle::bucket::{Bucket, Location};
 
 use super::{Found, Look, Put, Renewed, Terms, Tier, TierError, chain, within};
 use crate::config::{Config, Renewal};
@@ -32,6 +33,9 @@ use crate::envelope::{Bad, Opened};
 use crate::key::Key;
 use crate::quiet::Quiet;
 use crate::verify::Verifier;
+
+/// Bad objects that are known to have been counted. Beyond that all are forgotten, and counted again when they are met.
+const COUNTED: usize = 4096;
 
 /// The tier over a [`Bucket`].
 #[derive(Debug)]
@@ -42,6 +46,8 @@ pub struct BucketTier {
     write_deadline: Duration,
     counters: Arc<Counters>,
     bad_warning: Quiet,
+    /// Name, time and size of bad objects: a look-up meets them, and then who publishes in their place.
+    counted: Mutex<HashSet<(Path, SystemTime, u64)>>,
     /// Cleared by the first removal that the store does not allow.
     may_remove: AtomicBool,
 }
@@ -60,6 +66,7 @@ impl BucketTier {
             write_deadline: config.write_deadline,
             counters,
             bad_warning: Quiet::default(),
+            counted: Mutex::default(),
             may_remove: AtomicBool::new(config.remove_bad),
         }
     }
@@ -86,20 +93,36 @@ impl BucketTier {
 
     /// Names of the slots behind the first that are taken, newest first.
     async fn other_slots(&self, key: &Key) -> Result<Vec<Path>, TierError> {
+        let slots = match self.slots(key).await {
+            Ok(slots) => slots,
+            // Anybody may have put there what cannot be listed. A file by its name is found all the same.
+            Err(error) if matches!(self.bucket.location(), Location::File(_)) => {
+                debug!(%key, error = %chain(&error), "a folder cannot be listed; its names are tried one by one");
+                let names = (1..SLOTS).map(|slot| layout::executable(key.digest(), slot));
+                return Ok(names.collect());
+            }
+            Err(error) => return Err(error),
+        };
+        let mut found: Vec<_> = slots.into_iter().filter(|(_, slot, _)| *slot > 0).collect();
+        found.sort();
+        Ok(found.into_iter().rev().map(|(.., path)| path).collect())
+    }
+
+    /// Slots that are taken: since when, which, and the name.
+    async fn slots(&self, key: &Key) -> Result<Vec<(SystemTime, u8, Path)>, TierError> {
         let folder = layout::executable_folder(key.digest());
-        let mut found = Vec::new();
+        let mut slots = Vec::new();
         let mut names = self.store().list(Some(&folder));
         while let Some(meta) = names.try_next().await? {
-            if layout::slot_of(&meta.location).is_some_and(|slot| slot > 0) {
-                found.push((meta.last_modified, meta.location));
+            if let Some(slot) = layout::slot_of(&meta.location) {
+                slots.push((meta.last_modified.into(), slot, meta.location));
             }
-            // Foreign names in the folder must not make this list long.
-            if found.len() >= usize::from(SLOTS) {
+            // Foreign names below the folder must not make this list long.
+            if slots.len() >= usize::from(SLOTS) {
                 break;
             }
         }
-        found.sort();
-        Ok(found.into_iter().rev().map(|(_, path)| path).collect())
+        Ok(slots)
     }
 
     /// What is under one name.
@@ -108,6 +131,7 @@ impl BucketTier {
             return Ok(Look::Absent);
         };
         let written = meta.last_modified.into();
+        let size = meta.size;
         let opened = match object {
             Ok(object) => self.verify(key, &object).await?.map(|opened| Found {
                 opened,
@@ -119,7 +143,7 @@ impl BucketTier {
         Ok(match opened {
             Ok(found) => Look::Good(Box::new(found)),
             Err(bad) => {
-                self.refuse(path, &bad);
+                self.refuse((path.clone(), written, size), &bad);
                 Look::Bad(written)
             }
         })
@@ -156,7 +180,18 @@ impl BucketTier {
         checked.ok_or(TierError::Stopped)
     }
 
-    fn refuse(&self, path: &Path, bad: &Bad) {
+    /// Counts a bad object, once however often it is met.
+    fn refuse(&self, object: (Path, SystemTime, u64), bad: &Bad) {
+        let path = object.0.clone();
+        {
+            let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+            if counted.len() >= COUNTED {
+                counted.clear();
+            }
+            if !counted.insert(object) {
+                return;
+            }
+        }
         self.counters.bad(bad);
         if let Some(suppressed) = self.bad_warning.due() {
             warn!(
@@ -173,7 +208,7 @@ impl BucketTier {
                 return Ok(Put::Created);
             }
             // Swept in between? Then the next slot is as good.
-            let Some((_, object)) = self.fetch(&path).await? else {
+            let Some((meta, object)) = self.fetch(&path).await? else {
                 continue;
             };
             let bad = match object {
@@ -185,7 +220,8 @@ impl BucketTier {
                 },
                 Err(bad) => bad,
             };
-            self.refuse(&path, &bad);
+            let written = meta.last_modified.into();
+            self.refuse((path.clone(), written, meta.size), &bad);
             if bad.is_rubbish() && self.remove(&path).await && self.create(&path, sealed).await? {
                 return Ok(Put::Created);
             }
@@ -231,19 +267,9 @@ impl BucketTier {
         found: &Found,
         terms: &Terms,
     ) -> Result<Renewed, TierError> {
-        let folder = layout::executable_folder(key.digest());
-        let mut slots = Vec::new();
-        let mut names = self.store().list(Some(&folder));
-        while let Some(meta) = names.try_next().await? {
-            if let Some(slot) = layout::slot_of(&meta.location) {
-                slots.push((slot, SystemTime::from(meta.last_modified), meta.location));
-            }
-            if slots.len() >= usize::from(SLOTS) {
-                break;
-            }
-        }
+        let slots = self.slots(key).await?;
         if let Renewal::Touch(touch) = &terms.renewal {
-            for (_, written, path) in slots {
+            for (written, _, path) in slots {
                 if Some(written) == found.written {
                     touch.touch(&path).await.map_err(TierError::Touch)?;
                     return Ok(Renewed::Done);
@@ -255,10 +281,10 @@ impl BucketTier {
         let is_young = |written: &SystemTime| {
             now.duration_since(*written).unwrap_or_default() <= terms.older_than
         };
-        if slots.iter().any(|(_, written, _)| is_young(written)) {
+        if slots.iter().any(|(written, ..)| is_young(written)) {
             return Ok(Renewed::Present);
         }
-        let free = (0..SLOTS).find(|free| slots.iter().all(|(slot, ..)| slot != free));
+        let free = (0..SLOTS).find(|free| slots.iter().all(|(_, slot, _)| slot != free));
         let Some(free) = free else {
             return Ok(Renewed::NoRoom);
         };

@@ -30,7 +30,7 @@ async fn an_entry_that_is_not_signed_with_the_key_is_a_miss() {
     assert_eq!(ask(&ours, &compiler, "a").await, Origin::Compiled);
     assert_eq!(ours.shutdown(LONG).await, 0);
     let counts = ours.counters();
-    assert_eq!((counts.bad_signature, counts.bad_entries), (4, 4));
+    assert_eq!((counts.bad_signature, counts.bad_entries), (2, 2));
     assert_eq!(counts.bucket_writes, 1);
     assert_eq!(
         ask(&signed(temp.path(), 1), &compiler, "a").await,

@@ -13,6 +13,7 @@ use object_store::path::Path;
 use object_store::prefix::PrefixStore;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, ObjectStoreExt, RetryConfig};
 
+use super::folder::Folder;
 use super::{Error, Location, layout};
 use crate::gcs;
 
@@ -90,7 +91,7 @@ impl Bucket {
                     return Err(unusable(std::io::ErrorKind::NotADirectory.into()));
                 }
                 let store = LocalFileSystem::new_with_prefix(path).map_err(client_error)?;
-                Arc::new(store.with_fsync(true))
+                Arc::new(Folder::new(store.with_fsync(true)))
             }
             Location::Memory => Arc::new(InMemory::new()),
             Location::Gcs { bucket, prefix } => {
