@@ -81,8 +81,16 @@ def test_a_cache_is_listed_checked_and_emptied(own_cluster, tmp_path):
     assert "no folder" in cache("ls", tmp_path / "nowhere", status=64)
     assert not (tmp_path / "nowhere").exists()
 
-    # No object can have such a name, and no terminal should see it as it is: said, and nothing is taken for complete.
+    # No object can have such a name, and no terminal should see it as it is.
     (bucket / "exe" / "v1" / "\x1b[31mred").write_bytes(b"")
-    for command in ["ls", "verify", "stats"]:
-        said = cache(command, bucket, status=1, errors=True)
-        assert "cannot be read" in said and "red" in said and "\x1b" not in said
+    cache("rm", bucket, twin.name)
+    rows = len(json.loads(cache("ls", bucket, "--json")))
+    commands = {"ls": [], "verify": [], "stats": [], "gc": ["--older_than=30d"]}
+    for status in (0, 1):
+        for command, flags in commands.items():
+            said = cache(command, bucket, *flags, status=status, errors=True)
+            assert "passed over" in said and "red" in said and "\x1b" not in said
+            assert ("not all was looked at" in said) == (status == 1), said
+        assert len(cache("ls", bucket, status=status).splitlines()) == rows
+        # What has no end hides nothing that comes after it, and nothing is taken for complete.
+        (bucket / "exe" / "v1" / f"endless-{status}").symlink_to(".")

@@ -6,12 +6,12 @@ use clap::ArgAction;
 use futures::StreamExt as _;
 use object_store::ObjectStoreExt as _;
 use serde_json::json;
-use waystation_cache::survey::{self, Listed, Object};
+use waystation_cache::survey::{Listed, Object};
 use waystation_lifecycle::bucket::Bucket;
 
 use super::{
     Place,
-    show::{age, failed, key_prefix, one_key, size},
+    show::{Gaps, age, key_prefix, one_key, size},
 };
 use crate::{argv::parse_bool, duration::parse_duration, error::Failure, output};
 
@@ -74,11 +74,13 @@ pub(super) async fn collect(args: &CollectArgs) -> Result<u8, Failure> {
     let (now, oldest) = (SystemTime::now(), args.older_than.as_secs());
     let (mut removed, mut bytes, mut kept) = (0u64, 0u64, 0u64);
     let all = key_prefix("")?;
-    let removals = survey::list(&bucket, &all)
+    let gaps = Gaps::default();
+    let removals = gaps
+        .pass_over(&bucket, &all)
         .map(|listed| {
             let bucket = &bucket;
             async move {
-                let object = match listed.map_err(|error| failed(&error))? {
+                let object = match listed {
                     // Whose they are is not known.
                     Listed::Foreign(_) => return Ok(None),
                     Listed::Entry(object) => object,
@@ -110,7 +112,7 @@ pub(super) async fn collect(args: &CollectArgs) -> Result<u8, Failure> {
         let would = if args.dry_run { "would be " } else { "" };
         format!("{removed} {would}removed, {}; {kept} kept", size(bytes))
     })?;
-    Ok(0)
+    gaps.end(0)
 }
 
 async fn delete(bucket: &Bucket, object: &Object) -> Result<(), Failure> {

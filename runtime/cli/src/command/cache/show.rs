@@ -1,11 +1,12 @@
 //! `cache ls`, `inspect`, `verify` and `stats`: what a cache holds.
 
 use std::{
+    cell::Cell,
     io::{IsTerminal as _, Write as _},
     time::SystemTime,
 };
 
-use futures::{StreamExt as _, TryStreamExt as _};
+use futures::{Stream, StreamExt as _, TryStreamExt as _};
 use serde_json::{Value, json};
 use waystation_cache::{
     envelope::{Limits, Opened},
@@ -88,15 +89,49 @@ pub(super) fn failed(error: &object_store::Error) -> Failure {
     Failure::internal(format!("the location cannot be read: {said}"))
 }
 
+/// What cannot be listed of a location.
+#[derive(Default)]
+pub(super) struct Gaps(Cell<Option<Failure>>);
+
+impl Gaps {
+    /// What can be listed. In a folder that goes on behind what cannot, which is told at once.
+    pub(super) fn pass_over<'a>(
+        &'a self,
+        bucket: &Bucket,
+        prefix: &KeyPrefix,
+    ) -> impl Stream<Item = Listed> + use<'a> {
+        survey::list(bucket, prefix).filter_map(|listed| {
+            let listed = listed.inspect_err(|error| {
+                let failure = failed(error);
+                tracing::warn!("{failure}");
+                self.0.set(Some(failure));
+            });
+            std::future::ready(listed.ok())
+        })
+    }
+
+    /// To be asked when all is done that can be.
+    pub(super) fn end(&self, status: u8) -> Result<u8, Failure> {
+        match self.0.take() {
+            None => Ok(status),
+            Some(failure) => Err(Failure {
+                message: format!("not all was looked at: {}", failure.message),
+                ..failure
+            }),
+        }
+    }
+}
+
 pub(super) async fn list(args: &ListArgs) -> Result<u8, Failure> {
     let prefix = key_prefix(&args.only.key)?;
     let bucket = args.place.open().await?;
     let mut out = Rows::new(args.place.json);
     let now = SystemTime::now();
-    let mut found = std::pin::pin!(survey::list(&bucket, &prefix));
+    let gaps = Gaps::default();
+    let mut found = std::pin::pin!(gaps.pass_over(&bucket, &prefix));
     let mut foreign = 0u64;
     while let Some(listed) = found.next().await {
-        match listed.map_err(|error| failed(&error))? {
+        match listed {
             Listed::Entry(object) => {
                 let age = age(&object, now);
                 let (key, slot, bytes) = (object.key.to_string(), object.slot, object.meta.size);
@@ -120,7 +155,7 @@ pub(super) async fn list(args: &ListArgs) -> Result<u8, Failure> {
             "objects with other names than entries have lie there, too"
         );
     }
-    Ok(0)
+    gaps.end(0)
 }
 
 pub(super) async fn inspect(args: &InspectArgs) -> Result<u8, Failure> {
@@ -230,8 +265,10 @@ pub(super) async fn verify(args: &VerifyArgs) -> Result<u8, Failure> {
     let shown = std::io::stderr().is_terminal() && !args.place.json;
     let (mut good, mut bad, mut foreign) = (0u64, 0u64, 0u64);
     let limits = Limits::default();
-    let checked = survey::list(&bucket, &prefix)
-        .map_ok(|listed| async {
+    let gaps = Gaps::default();
+    let checked = gaps
+        .pass_over(&bucket, &prefix)
+        .map(|listed| async {
             Ok(match listed {
                 Listed::Foreign(_) => None,
                 Listed::Entry(object) => {
@@ -240,7 +277,7 @@ pub(super) async fn verify(args: &VerifyArgs) -> Result<u8, Failure> {
                 }
             })
         })
-        .try_buffer_unordered(READS);
+        .buffer_unordered(READS);
     let mut checked = std::pin::pin!(checked);
     while let Some(one) = checked.next().await {
         match one.map_err(|error: object_store::Error| failed(&error))? {
@@ -277,7 +314,7 @@ pub(super) async fn verify(args: &VerifyArgs) -> Result<u8, Failure> {
         format!("{good} good, {bad} bad, {foreign} objects under other names")
     })?;
     out.end()?;
-    Ok(u8::from(bad > 0))
+    gaps.end(u8::from(bad > 0))
 }
 
 pub(super) async fn stats(args: &StatsArgs) -> Result<u8, Failure> {
@@ -287,9 +324,10 @@ pub(super) async fn stats(args: &StatsArgs) -> Result<u8, Failure> {
     let (mut bytes, mut foreign_bytes, mut largest) = (0u64, 0u64, 0u64);
     let (mut youngest, mut oldest) = (None::<u64>, None::<u64>);
     let all = key_prefix("")?;
-    let mut found = std::pin::pin!(survey::list(&bucket, &all));
+    let gaps = Gaps::default();
+    let mut found = std::pin::pin!(gaps.pass_over(&bucket, &all));
     while let Some(listed) = found.next().await {
-        match listed.map_err(|error| failed(&error))? {
+        match listed {
             Listed::Entry(object) => {
                 entries += 1;
                 repairs += u64::from(object.slot > 0);
@@ -360,7 +398,7 @@ pub(super) async fn stats(args: &StatsArgs) -> Result<u8, Failure> {
         }
         text
     })?;
-    Ok(0)
+    gaps.end(0)
 }
 
 /// Lines, or with JSON the elements of a list, written as they come.
