@@ -120,6 +120,13 @@ impl Behind {
         &self.location
     }
 
+    /// Gives up what this process has claimed. Waits at most so long.
+    pub(crate) async fn give_up_claims(&self, deadline: Duration) {
+        if let Some(claims) = &self.claims {
+            claims.shutdown(deadline).await;
+        }
+    }
+
     pub(crate) fn publisher(&self) -> Option<&Publisher> {
         self.publisher.as_ref()
     }

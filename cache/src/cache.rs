@@ -27,6 +27,9 @@ const WRITER_BYTES: usize = 256;
 /// How long the end of a process waits for its notes of loads to go.
 const FORGIVEN_WITHIN: Duration = Duration::from_secs(1);
 
+/// How long the end of a process waits for its claims to be called over.
+const CALLED_OVER_WITHIN: Duration = Duration::from_secs(2);
+
 /// How long [`Cache::flush`] waits for lines of the history.
 const NOTES_WITHIN: Duration = Duration::from_secs(1);
 
@@ -331,14 +334,19 @@ impl Cache {
     }
 
     /// Ends publication: takes no more entries, waits as [`Cache::flush`] does and cuts off the rest. Returns how many
-    /// were cut off. Look-ups and compiles go on working; a load that the end of the process breaks off from here on has
-    /// not ended it.
+    /// were cut off. What this process has claimed is called over then, for which it waits two seconds more at most.
+    /// Look-ups and compiles go on working; a load that the end of the process breaks off from here on has not ended it.
     pub async fn shutdown(&self, deadline: Duration) -> usize {
         let publisher = async {
-            match self.inner.publisher() {
+            let left = match self.inner.publisher() {
                 Some(publisher) => publisher.shutdown(deadline).await,
                 None => 0,
+            };
+            // What is claimed now will not be published. Who waits for it need not find that out by waiting.
+            if let Some(behind) = &self.inner.behind {
+                behind.give_up_claims(CALLED_OVER_WITHIN).await;
             }
+            left
         };
         let (left, (), ()) = futures::join!(
             publisher,

@@ -4,18 +4,20 @@
 //! counts compiles; the others look for the entry, ever less often, for a bounded time, and then compile themselves. A
 //! claim counts for as long as one would wait for it, from the time that the store gives it. So a claimant that dies
 //! costs the others one wait, and clocks that differ cost a wait or a compile and nothing else. A claim of which nothing
-//! comes (the compile fails, the entry is not kept) is called over by a second object, so that nobody waits for it.
+//! comes (the compile fails, the entry is not kept, the process ends in order) is called over by a second object, so that
+//! nobody waits for it.
 //!
 //! Nothing is written over or deleted: the rights to create and to list are enough, and claims go by the bucket's
 //! lifecycle. Whatever else goes wrong, the process compiles at once.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use futures::TryStreamExt;
 use object_store::path::Path;
 use object_store::{Error, PutMode, PutOptions, PutPayload};
+use tokio_util::task::TaskTracker;
 use tracing::{debug, warn};
 use waystation_lifecycle::bucket::Bucket;
 use waystation_lifecycle::bucket::layout::{self, Claim, Digest};
@@ -53,10 +55,21 @@ struct Inner {
     counters: Arc<Counters>,
     breaker: Breaker,
     warning: Quiet,
+    held: Mutex<Claimed>,
+    /// Claims that are being called over.
+    tasks: TaskTracker,
     /// The minute of this process's last claim on a key. It waits for none of its own.
     ours: Mutex<HashMap<Digest, u64>>,
     /// How long the last compile of a program took, whatever its options, by the digest of the program alone.
     took: Mutex<HashMap<Digest, Duration>>,
+}
+
+/// Claims that this process holds, by key and minute.
+#[derive(Debug, Default)]
+struct Claimed {
+    claims: HashSet<(Digest, u64)>,
+    /// The process ends, and makes no others.
+    closed: bool,
 }
 
 /// What a process is to do that has missed an entry.
@@ -105,6 +118,8 @@ impl Claims {
                 counters,
                 breaker: Breaker::new(config.backoff, config.backoff_max),
                 warning: Quiet::default(),
+                held: Mutex::default(),
+                tasks: TaskTracker::new(),
                 ours: Mutex::default(),
                 took: Mutex::default(),
             }),
@@ -134,7 +149,7 @@ impl Claims {
     /// too old.
     pub(crate) async fn stake(&self, key: &Key, terms: Terms) -> Stake {
         let inner = &*self.inner;
-        if !inner.breaker.allows() {
+        if lock(&inner.held).closed || !inner.breaker.allows() {
             return Stake::Unknown;
         }
         match within(DEADLINE, self.try_stake(key, terms)).await {
@@ -168,17 +183,59 @@ impl Claims {
             if made || before == Some(minute) {
                 let mut others = listed.claims.iter().filter(|(_, at)| *at != minute);
                 return Ok(Stake::Ours {
-                    claim: Held {
-                        claims: self.clone(),
-                        key: *digest,
-                        minute,
-                        is_kept: false,
-                    },
+                    claim: self.hold(*digest, minute),
                     contended: others.any(|(at, _)| terms.counts_from(*at)),
                 });
             }
         }
         Ok(Stake::Unknown)
+    }
+
+    fn hold(&self, key: Digest, minute: u64) -> Held {
+        let mut held = lock(&self.inner.held);
+        if held.closed {
+            // Made while the process has come to its end.
+            self.call_over(&key, minute);
+        } else {
+            held.claims.insert((key, minute));
+        }
+        drop(held);
+        Held {
+            claims: self.clone(),
+            key,
+            minute,
+        }
+    }
+
+    /// Calls over all that is held, and makes no more claims. Waits until it is done, at most so long.
+    pub(crate) async fn shutdown(&self, deadline: Duration) {
+        let inner = &self.inner;
+        let left: Vec<_> = {
+            let mut held = lock(&inner.held);
+            held.closed = true;
+            held.claims.drain().collect()
+        };
+        for (key, minute) in left {
+            self.call_over(&key, minute);
+        }
+        inner.tasks.close();
+        let _ = tokio::time::timeout(deadline, inner.tasks.wait()).await;
+    }
+
+    /// In the background.
+    fn call_over(&self, key: &Digest, minute: u64) {
+        // Without a runtime the process has ended, and the others' waits are bounded.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+            return;
+        };
+        let inner = Arc::clone(&self.inner);
+        let path = layout::claim_over(key, minute);
+        let calling = async move {
+            if let Err(error) = within(DEADLINE, inner.create(&path)).await {
+                debug!(error = %chain(&error), "a claim could not be called over");
+            }
+        };
+        self.inner.tasks.spawn_on(calling, &runtime);
     }
 
     /// True when nobody can be waited for any more: all others' claims that counted when the wait began are over.
@@ -265,32 +322,26 @@ pub(crate) struct Held {
     claims: Claims,
     key: Digest,
     minute: u64,
-    is_kept: bool,
 }
 
 impl Held {
     /// The entry is there for who waits for it.
-    pub(crate) fn published(mut self) {
-        self.is_kept = true;
+    pub(crate) fn published(self) {
+        self.let_go();
+    }
+
+    /// False where it was called over already.
+    fn let_go(&self) -> bool {
+        let mut held = lock(&self.claims.inner.held);
+        held.claims.remove(&(self.key, self.minute))
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if self.is_kept {
-            return;
+        if self.let_go() {
+            self.claims.call_over(&self.key, self.minute);
         }
-        // Without a runtime the process is ending, and the others' waits are bounded.
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
-            return;
-        };
-        let claims = self.claims.clone();
-        let path = layout::claim_over(&self.key, self.minute);
-        runtime.spawn(async move {
-            if let Err(error) = within(DEADLINE, claims.inner.create(&path)).await {
-                debug!(error = %chain(&error), "a claim could not be called over");
-            }
-        });
     }
 }
 

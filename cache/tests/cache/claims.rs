@@ -212,6 +212,37 @@ async fn a_claim_of_which_nothing_comes_is_called_over() {
 }
 
 #[tokio::test]
+async fn who_ends_in_order_in_mid_compile_lets_the_others_go_on() {
+    let temp = tempfile::tempdir().unwrap();
+    let claimant = cache(temp.path(), FOR_EVER);
+    let compile = std::future::pending::<Result<Entry, ()>>;
+    // As a worker's compile that is not waited for: it is not dropped before the runtime is.
+    let compiling = {
+        let claimant = claimant.clone();
+        tokio::spawn(async move { claimant.get_or_compile(&kit::key("a"), compile).await })
+    };
+    while claimant.counters().claims == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let other = cache(temp.path(), FOR_EVER);
+    let asking = {
+        let (other, compiler) = (other.clone(), Compiler::default());
+        tokio::spawn(async move { ask(&other, &compiler, "a").await })
+    };
+    while other.counters().claim_waits == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(claimant.shutdown(LONG).await, 0);
+    let origin = tokio::time::timeout(LONG, asking).await.unwrap().unwrap();
+    assert_eq!(origin, Origin::Compiled);
+    assert!(!compiling.is_finished());
+    // It claims nothing any more.
+    let compiler = Compiler::default();
+    assert_eq!(ask(&claimant, &compiler, "b").await, Origin::Compiled);
+    assert_eq!(claimant.counters().claims, 1);
+}
+
+#[tokio::test]
 async fn nobody_waits_for_a_claim_of_its_own() {
     let temp = tempfile::tempdir().unwrap();
     let cache = cache(temp.path(), FOR_EVER);
