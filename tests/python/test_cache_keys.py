@@ -11,7 +11,8 @@ import sys
 import pytest
 from conftest import BINARY, ROOT, base_environment
 
-# A function and a training step, traced in a file of the test's choosing; FACTOR, DONATE and DEVICE are put in.
+# A function and a training step, traced in a file of the test's choosing; FACTOR, DONATE, DEVICE, OPTION and AXIS (of a
+# mesh, over which the function's argument is split) are put in.
 PROGRAM = """
 import os, sys
 import jax, jax.numpy as jnp
@@ -39,7 +40,11 @@ with jax.default_device(device):
         options = {"compiler_options": {name: value}}
     factor = float(os.environ.get("FACTOR", "2"))
     f = jax.jit(lambda x: x * factor + 1, **options)
-    np.testing.assert_allclose(f(x), np.ones((8, 8)) * factor + 1)
+    y = x
+    if os.environ.get("AXIS"):
+        mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2), ("rows", "columns"))
+        y = jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(os.environ["AXIS"])))
+    np.testing.assert_allclose(f(y), np.ones((8, 8)) * factor + 1)
     layers = [(x, x[0]), (x, x[1])]
     layers = jax.device_put([(np.ones((8, 8), np.float32), np.ones(8, np.float32))] * 2, device)
     donate = (0,) if os.environ.get("DONATE") else ()
@@ -105,6 +110,11 @@ def test_one_program_from_anywhere_is_one_key_and_every_difference_has_a_name(jo
     assert job.why("jit__lambda") == ["program"]
     assert job.run(env={"DONATE": "1"}) == {"jit__lambda": "bucket", "jit_train": "compiled"}
     assert job.why("jit_train") == ["program"]
+    assert job.run(env={"AXIS": "rows"}) == {"jit__lambda": "compiled", "jit_train": "bucket"}
+    assert "options" in job.why("jit__lambda"), "more devices"
+    assert job.run(env={"AXIS": "columns"}) == {"jit__lambda": "compiled", "jit_train": "bucket"}
+    assert job.why("jit__lambda") == ["program"], "the sharding alone"
+    assert job.run(env={"AXIS": "columns"}) == HITS
     option = "xla_cpu_enable_fast_math=True"
     assert job.run(env={"OPTION": option}) == {"jit__lambda": "compiled", "jit_train": "bucket"}
     assert job.why("jit__lambda") == ["flag/xla_cpu_enable_fast_math"]
