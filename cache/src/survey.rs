@@ -1,6 +1,8 @@
 //! A look at all that lies below a cache's prefix in a bucket, entry by entry, for tools. A bucket may hold millions of
 //! objects, and anything at all: listings are streams, and a name that is not exactly one of ours is foreign.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use futures::{Stream, StreamExt as _};
 use object_store::path::Path;
@@ -10,6 +12,7 @@ use waystation_lifecycle::bucket::layout::{self, Digest};
 
 use crate::envelope::{self, Bad, Limits, Opened};
 use crate::key::Key;
+use crate::sign::SigningKey;
 
 /// An entry by its name; what it holds is not known yet.
 #[derive(Debug, Clone)]
@@ -90,7 +93,7 @@ fn name(path: &Path) -> Option<(Key, u8)> {
     (layout::executable(&digest, slot) == *path).then(|| (Key::from_digest(digest), slot))
 }
 
-/// Reads an entry whole and checks it to the last bit, but for a signature. `None`: it has gone.
+/// Reads an entry whole and checks it to the last bit, and with `signing` its signature. `None`: it has gone.
 ///
 /// # Errors
 /// The store's.
@@ -98,6 +101,7 @@ pub async fn read(
     bucket: &Bucket,
     object: &Object,
     limits: &Limits,
+    signing: Option<&Arc<SigningKey>>,
 ) -> object_store::Result<Option<Result<Opened, Bad>>> {
     let limit = limits.object;
     let too_large = |bytes| Ok(Some(Err(Bad::TooLarge { bytes, limit })));
@@ -113,8 +117,10 @@ pub async fn read(
         return too_large(found.meta.size);
     }
     let bytes: Bytes = found.bytes().await?;
-    let (key, limits) = (*object.key.digest(), *limits);
-    let opening = tokio::task::spawn_blocking(move || envelope::open(&key, &bytes, &limits));
+    let (key, limits, signing) = (*object.key.digest(), *limits, signing.cloned());
+    let opening = tokio::task::spawn_blocking(move || {
+        envelope::open_signed(&key, &bytes, &limits, signing.as_deref())
+    });
     Ok(opening.await.ok())
 }
 
@@ -192,10 +198,14 @@ mod tests {
                 .await
                 .unwrap(),
         };
-        let read_back = read(&bucket, &object, &Limits::default()).await.unwrap();
+        let read_back = read(&bucket, &object, &Limits::default(), None)
+            .await
+            .unwrap();
         assert!(matches!(read_back, Some(Err(Bad::Foreign))));
         bucket.store().delete(&object.meta.location).await.unwrap();
-        let gone = read(&bucket, &object, &Limits::default()).await.unwrap();
+        let gone = read(&bucket, &object, &Limits::default(), None)
+            .await
+            .unwrap();
         assert!(gone.is_none());
     }
 }

@@ -1,6 +1,7 @@
 """The two servers that play Cloud Storage in tests: the emulator from requirements/gcs.txt, and our own double."""
 
 import contextlib
+import json
 import os
 import pathlib
 import socket
@@ -28,6 +29,25 @@ def client_environment(url):
 def server_environment(url):
     """What leads Waystation there."""
     return {"GOOGLE_BASE_URL": url, "GOOGLE_BEARER_TOKEN": "token"}
+
+
+def s3_environment(url):
+    """What leads Waystation there under s3://; the double speaks as much of S3 as that takes."""
+    return {
+        "AWS_ENDPOINT": url,
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "nowhere",
+    }
+
+
+def order(url, what, verb="POST", **body):
+    """Gives the double an order, or asks it something."""
+    data = json.dumps(body).encode() if verb != "GET" else None
+    request = urllib.request.Request(f"{url}/_double/{what}", data, method=verb)
+    with urllib.request.urlopen(request, timeout=10) as response:
+        return json.load(response)
 
 
 def emulator_binary():

@@ -25,10 +25,11 @@ def run(cluster):
     assert status == 0 and "works" in output, output
 
 
-def cache(*arguments, status=0, errors=False):
+def cache(*arguments, status=0, errors=False, env=None):
     """Runs `waystation cache ...`; gives what it prints, or says as its error."""
+    environment = {**base_environment(), **(env or {})}
     done = subprocess.run(
-        [BINARY, "cache", *map(str, arguments)], env=base_environment(), capture_output=True, text=True, timeout=300
+        [BINARY, "cache", *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == status, (done.returncode, done.stdout, done.stderr)
     return done.stderr if errors or not done.stdout else done.stdout

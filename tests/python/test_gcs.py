@@ -10,19 +10,12 @@ import urllib.request
 import gcs
 import pytest
 from conftest import CLIENTS, CONNECT, Cluster, wait_for
+from gcs import order
 
 sys.path.append(str(CLIENTS))
 import gcs_clients  # noqa: E402
 
 LOCATION = "gs://shared/team"
-
-
-def order(url, what, verb="POST", **body):
-    """Gives the double an order, or asks it something."""
-    data = json.dumps(body).encode() if verb != "GET" else None
-    request = urllib.request.Request(f"{url}/_double/{what}", data, method=verb)
-    with urllib.request.urlopen(request, timeout=10) as response:
-        return json.load(response)
 
 
 def contents(url):

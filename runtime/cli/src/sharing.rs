@@ -1,6 +1,11 @@
 //! How a worker shares compiled programs with others: the flags, and what it makes of them.
 
-use std::{ffi::OsString, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use waystation_cache::{Config, Mode, sign::SigningKey};
 
@@ -76,14 +81,7 @@ impl SharingArgs {
     /// # Errors
     /// [`Failure::usage`] for a file without a key.
     pub(crate) fn signing_key(&self) -> Result<Option<SigningKey>, Failure> {
-        let Some(file) = &self.cache_signing_key else {
-            return Ok(None);
-        };
-        let key = SigningKey::read(file).map_err(|error| {
-            let (file, why) = (file.display(), chain(&error));
-            Failure::usage(format!("--cache_signing_key={file}: {why}"))
-        })?;
-        Ok(Some(key))
+        read_signing_key(self.cache_signing_key.as_deref())
     }
 
     /// `config` with what the flags say. `state_dir`: where notes are kept when no flag says so.
@@ -141,6 +139,21 @@ impl SharingArgs {
         flags.push(flag("state_dir", state_dir.into_os_string()));
         flags
     }
+}
+
+/// The key in the file of `--cache_signing_key`, if one is given.
+///
+/// # Errors
+/// [`Failure::usage`] for a file without a key.
+pub(crate) fn read_signing_key(file: Option<&Path>) -> Result<Option<SigningKey>, Failure> {
+    let Some(file) = file else {
+        return Ok(None);
+    };
+    let key = SigningKey::read(file).map_err(|error| {
+        let (file, why) = (file.display(), chain(&error));
+        Failure::usage(format!("--cache_signing_key={file}: {why}"))
+    })?;
+    Ok(Some(key))
 }
 
 fn number(value: Option<impl ToString>) -> Option<OsString> {

@@ -189,13 +189,22 @@ fn list(state: &mut State, call: &Call, bucket: &str) -> Result<Reply, Refusal> 
     Ok(Reply::xml(xml))
 }
 
-/// S3's delete of many.
+/// S3's delete of many. Who may not is told so object by object, in an answer that says 200.
 fn delete_all(state: &mut State, call: &Call, bucket: &str) -> Result<Reply, Refusal> {
-    let known = state.allowed(bucket, call.token(), &["storage.objects.delete"])?;
+    let denied = match state.allowed(bucket, call.token(), &["storage.objects.delete"]) {
+        Err(Refusal::Forbidden(_)) => true,
+        allowed => allowed.map(|_| false)?,
+    };
     let body = String::from_utf8_lossy(&call.body);
     let mut xml = String::from("<DeleteResult>");
     for name in between(&body, "<Key>", "</Key>") {
-        known.objects.remove(&unescape(name));
+        if denied {
+            xml += &format!(
+                "<Error><Key>{name}</Key><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+            );
+            continue;
+        }
+        state.bucket(bucket)?.objects.remove(&unescape(name));
         xml += &format!("<Deleted><Key>{name}</Key></Deleted>");
     }
     Ok(Reply::xml(xml + "</DeleteResult>"))

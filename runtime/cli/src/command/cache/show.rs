@@ -3,6 +3,8 @@
 use std::{
     cell::Cell,
     io::{IsTerminal as _, Write as _},
+    path::PathBuf,
+    sync::Arc,
     time::SystemTime,
 };
 
@@ -17,7 +19,7 @@ use waystation_lifecycle::bucket::{Bucket, layout};
 use super::Place;
 use crate::{
     error::{Failure, chain},
-    output,
+    output, sharing,
 };
 
 /// Entries read at the same time: each may be large.
@@ -65,6 +67,9 @@ pub(crate) struct VerifyArgs {
     place: Place,
     #[command(flatten)]
     only: Only,
+    /// File with the key that entries have to be signed with, as the workers have it; its public half will do [default: none]
+    #[arg(long = "cache_signing_key", value_name = "FILE")]
+    cache_signing_key: Option<PathBuf>,
 }
 
 /// Count what lies in a cache's location, and its bytes
@@ -164,7 +169,7 @@ pub(super) async fn inspect(args: &InspectArgs) -> Result<u8, Failure> {
     let objects = one_key(&bucket, &prefix).await?;
     let mut shown = Vec::new();
     for object in &objects {
-        let read = survey::read(&bucket, object, &Limits::default()).await;
+        let read = survey::read(&bucket, object, &Limits::default(), None).await;
         let mut about = match read.map_err(|error| failed(&error))? {
             None => continue,
             Some(Ok(opened)) => about(&opened),
@@ -260,6 +265,8 @@ fn fields(about: &Value) -> String {
 
 pub(super) async fn verify(args: &VerifyArgs) -> Result<u8, Failure> {
     let prefix = key_prefix(&args.only.key)?;
+    let signing = sharing::read_signing_key(args.cache_signing_key.as_deref())?.map(Arc::new);
+    let signing = signing.as_ref();
     let bucket = args.place.open().await?;
     let mut out = Rows::new(args.place.json);
     let shown = std::io::stderr().is_terminal() && !args.place.json;
@@ -272,7 +279,7 @@ pub(super) async fn verify(args: &VerifyArgs) -> Result<u8, Failure> {
             Ok(match listed {
                 Listed::Foreign(_) => None,
                 Listed::Entry(object) => {
-                    let read = survey::read(&bucket, &object, &limits).await?;
+                    let read = survey::read(&bucket, &object, &limits, signing).await?;
                     Some((object, read.map(|opened| opened.map(|_| ()))))
                 }
             })
