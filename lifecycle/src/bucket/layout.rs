@@ -99,6 +99,62 @@ impl Prefix {
     }
 }
 
+/// What bears a name of ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// Objects, or other such folders, lie below it.
+    Folder,
+    /// An object.
+    Object,
+}
+
+impl Prefix {
+    /// What of ours a name means in the folder that `above` leads to from the prefix's own; each of those is a folder of
+    /// ours. `None`: nothing of ours is called so there. Whatever lies below [`DUMPS`] has names that XLA made up.
+    pub fn place(&self, above: &[impl AsRef<str>], name: &str) -> Option<Place> {
+        if *self == SWEEPS {
+            return (above.is_empty() && number(name).is_some()).then_some(Place::Object);
+        }
+        let is_object = match *self {
+            EXECUTABLES => |name: &str| slot_of_name(name).is_some(),
+            CLAIMS => |name: &str| claim_of_name(name).is_some(),
+            PROGRAMS => |_: &str| false,
+            _ => return None,
+        };
+        match above {
+            [] | [_] => is_hex(name, 2).then_some(Place::Folder),
+            [first, second] => {
+                let rest = name.strip_prefix(first.as_ref())?;
+                let is_key = is_hex(name, 64) && rest.starts_with(second.as_ref());
+                let place = match *self {
+                    PROGRAMS => Place::Object,
+                    _ => Place::Folder,
+                };
+                is_key.then_some(place)
+            }
+            [_, _, _] => is_object(name).then_some(Place::Object),
+            _ => None,
+        }
+    }
+
+    /// Whether an object's name is one that we give below the prefix.
+    pub fn is_of_ours(&self, path: &Path) -> bool {
+        let Some(below) = path.as_ref().strip_prefix(self.path) else {
+            return false;
+        };
+        let parts: Vec<&str> = below.split('/').collect();
+        let last = parts.len() - 1;
+        (0..=last).all(|at| {
+            let wanted = if at < last {
+                Place::Folder
+            } else {
+                Place::Object
+            };
+            self.place(&parts[..at], parts[at]) == Some(wanted)
+        })
+    }
+}
+
 /// The folder of all entries of a key.
 pub fn executable_folder(key: &Digest) -> Path {
     fanned(EXECUTABLES, key)
@@ -111,7 +167,10 @@ pub fn executable(key: &Digest, slot: u8) -> Path {
 
 /// The slot that an object of [`executable_folder`] is in. `None` where the name is not one of ours.
 pub fn slot_of(path: &Path) -> Option<u8> {
-    let name = path.filename()?;
+    slot_of_name(path.filename()?)
+}
+
+fn slot_of_name(name: &str) -> Option<u8> {
     let slot: u8 = name.parse().ok()?;
     (slot < SLOTS && name.len() == 1).then_some(slot)
 }
@@ -139,14 +198,27 @@ pub fn claims_folder(key: &Digest) -> Path {
 /// The minute of a claim, and whether the object is the claim itself or says that it is over. `None` where the name is
 /// not one of ours.
 pub fn claim_of(path: &Path) -> Option<(u64, Claim)> {
-    let name = path.filename()?;
-    let (number, claim) = match name.strip_suffix(OVER) {
-        Some(number) => (number, Claim::Over),
+    claim_of_name(path.filename()?)
+}
+
+fn claim_of_name(name: &str) -> Option<(u64, Claim)> {
+    let (text, claim) = match name.strip_suffix(OVER) {
+        Some(text) => (text, Claim::Over),
         None => (name, Claim::Made),
     };
-    // The text is the number's own: no sign, no zeros before it.
-    let minute: u64 = number.parse().ok()?;
-    (minute.to_string() == number).then_some((minute, claim))
+    Some((number(text)?, claim))
+}
+
+/// A number by its own text: no sign, no zeros before it.
+fn number(text: &str) -> Option<u64> {
+    let number: u64 = text.parse().ok()?;
+    (number.to_string() == text).then_some(number)
+}
+
+/// So many hexadecimal digits as we write them.
+fn is_hex(text: &str, digits: usize) -> bool {
+    let is_digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    text.len() == digits && text.bytes().all(is_digit)
 }
 
 /// What an object below [`claims_folder`] says.
@@ -242,6 +314,43 @@ mod tests {
         for name in ["x", "-over", "+7", "07", "7-", "7-overs", "7#1"] {
             assert_eq!(read(claims_folder(&key()).join(name)), None, "{name}");
         }
+    }
+
+    #[test]
+    fn names_of_ours_are_told_from_others_by_prefix_and_place() {
+        let hex = format!("ab0c{}ff", "00".repeat(29));
+        let ours = [
+            (EXECUTABLES, executable(&key(), 0)),
+            (EXECUTABLES, executable(&key(), SLOTS - 1)),
+            (CLAIMS, claim(&key(), 29_000_000)),
+            (CLAIMS, claim_over(&key(), 7)),
+            (PROGRAMS, program(&key())),
+            (SWEEPS, sweep(489_000)),
+        ];
+        for (prefix, path) in &ours {
+            for other in PREFIXES {
+                assert_eq!(other.is_of_ours(path), other == *prefix, "{path}");
+            }
+        }
+        for name in [
+            "".to_owned(),
+            "README".to_owned(),
+            "ab".to_owned(),
+            format!("ab/0c/{hex}"),
+            format!("ab/0c/{hex}/4"),
+            format!("ab/0c/{hex}/0/0"),
+            format!("ab/0d/{hex}/0"),
+            format!("aa/0c/{hex}/0"),
+            format!("AB/0C/{}/0", hex.to_uppercase()),
+            format!("ab/0c/{}/0", &hex[1..]),
+            "ab/0c/k/0".to_owned(),
+        ] {
+            let path = Path::from(format!("exe/v1/{name}"));
+            assert!(!EXECUTABLES.is_of_ours(&path), "{path}");
+        }
+        assert!(!SWEEPS.is_of_ours(&Path::from("sweep/v1/07")));
+        assert!(!DUMPS.is_of_ours(&Path::from("dump/7")));
+        assert!(!EXECUTABLES.is_of_ours(&Path::from("exe/v1")));
     }
 
     #[test]

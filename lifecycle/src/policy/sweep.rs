@@ -2,19 +2,20 @@
 //!
 //! * Fifty managers on one folder do not all sweep: who creates `sweep/v1/<hour>` first does, once an hour.
 //! * Age is counted by the store's own clock: that of the claim just made, against that of each object.
+//! * Only what bears a name of ours goes. Whose the rest is, and what for, is not known.
 //! * Nothing that is old is missed by anybody: a reader that has the file open goes on reading, one that comes later has a
 //!   miss. A writer publishes under a new file, whose time is now.
 //! * One sweep has bounds; what it leaves, the next takes.
 
-use std::fs;
-use std::io;
-use std::path::{Path as FilePath, PathBuf};
+mod walk;
+
 use std::time::{Duration, SystemTime};
 
 use futures::TryStreamExt;
 use object_store::path::Path;
 use object_store::{Error as Store, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 
+use self::walk::Walk;
 use super::{Ttl, expiring};
 use crate::bucket::layout::{self, Prefix};
 use crate::bucket::{Bucket, Location};
@@ -24,12 +25,6 @@ const LOOKED_AT: u64 = 2_000_000;
 
 /// Objects removed in one sweep.
 const REMOVED: u64 = 200_000;
-
-/// A file that a writer left behind half written is left alone for so long.
-const HALF_WRITTEN: Duration = Duration::from_secs(24 * 3600);
-
-/// An empty folder that was not touched for so long goes. A writer that wants it just then makes it again.
-const EMPTY_FOLDER: Duration = Duration::from_secs(3600);
 
 const HOUR: u64 = 3600;
 
@@ -104,7 +99,8 @@ async fn objects(store: &dyn ObjectStore, now: SystemTime, ttl: Ttl) -> Result<S
         let mut list = store.list(Some(&folder));
         while let Some(meta) = list.try_next().await? {
             seen += 1;
-            if is_old(meta.last_modified.into(), now, limit(&prefix, ttl)) {
+            let is_ours = prefix.is_of_ours(&meta.location);
+            if is_ours && is_old(meta.last_modified.into(), now, limit(&prefix, ttl)) {
                 old.push(meta.location);
             }
             if seen >= LOOKED_AT || old.len() as u64 >= REMOVED {
@@ -123,98 +119,13 @@ async fn objects(store: &dyn ObjectStore, now: SystemTime, ttl: Ttl) -> Result<S
     Ok(Swept::Here { removed, whole })
 }
 
-/// By the folders, of which `object_store` shows neither those that are empty nor files half written.
-struct Walk {
-    now: SystemTime,
-    seen: u64,
-    removed: u64,
-    whole: bool,
-}
-
-impl Walk {
-    fn new(now: SystemTime) -> Walk {
-        Walk {
-            now,
-            seen: 0,
-            removed: 0,
-            whole: true,
-        }
-    }
-
-    fn all(mut self, root: &FilePath, ttl: Ttl) -> Swept {
-        for prefix in expiring() {
-            self.prefix(&root.join(prefix.path), limit(&prefix, ttl));
-        }
-        Swept::Here {
-            removed: self.removed,
-            whole: self.whole,
-        }
-    }
-
-    fn prefix(&mut self, top: &FilePath, limit: Duration) {
-        let mut folders = vec![top.to_owned()];
-        let mut next = 0;
-        while let Some(folder) = folders.get(next).cloned() {
-            next += 1;
-            let found = self.folder(&folder, limit);
-            folders.extend(found.unwrap_or_else(|error| self.failed(&error)));
-            if self.seen >= LOOKED_AT || self.removed >= REMOVED {
-                self.whole = false;
-                break;
-            }
-        }
-        // Those within others first; the top stays.
-        for folder in folders.iter().skip(1).rev() {
-            let touched = fs::symlink_metadata(folder).and_then(|meta| meta.modified());
-            if touched.is_ok_and(|touched| is_old(touched, self.now, EMPTY_FOLDER)) {
-                // Fails where something is in it.
-                let _ = fs::remove_dir(folder);
-            }
-        }
-    }
-
-    /// Removes the old files of a folder; gives the folders in it. Links are not followed and not removed.
-    fn folder(&mut self, folder: &FilePath, limit: Duration) -> io::Result<Vec<PathBuf>> {
-        let mut folders = Vec::new();
-        for entry in fs::read_dir(folder)? {
-            let entry = entry?;
-            self.seen += 1;
-            if self.seen >= LOOKED_AT || self.removed >= REMOVED {
-                break;
-            }
-            let looked_at = entry
-                .metadata()
-                .and_then(|meta| Ok((meta.modified()?, meta)));
-            match looked_at {
-                Ok((_, meta)) if meta.is_dir() => folders.push(entry.path()),
-                Ok((modified, meta)) if meta.is_file() => {
-                    // The suffix that `object_store` gives to what is being written.
-                    let half = entry.file_name().to_string_lossy().contains('#');
-                    let limit = if half { limit.max(HALF_WRITTEN) } else { limit };
-                    if is_old(modified, self.now, limit) {
-                        match fs::remove_file(entry.path()) {
-                            Ok(()) => self.removed += 1,
-                            Err(error) => drop(self.failed(&error)),
-                        }
-                    }
-                }
-                Ok(_) => {}
-                Err(error) => drop(self.failed(&error)),
-            }
-        }
-        Ok(folders)
-    }
-
-    fn failed(&mut self, error: &io::Error) -> Vec<PathBuf> {
-        // Somebody else removed it, or it never was there.
-        self.whole &= error.kind() == io::ErrorKind::NotFound;
-        Vec::new()
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::{Path as FilePath, PathBuf};
+
     use super::*;
+    use crate::bucket::layout::{Digest, claim as claim_on, claim_over, executable, program};
 
     const DAY: Duration = Duration::from_secs(24 * HOUR);
 
@@ -224,8 +135,14 @@ mod tests {
         (temp, bucket)
     }
 
-    fn put(root: &FilePath, name: &str, age: Duration) -> PathBuf {
-        let path = root.join(name);
+    fn key(number: u8) -> Digest {
+        let mut key = [0xab; 32];
+        key[31] = number;
+        key
+    }
+
+    fn put(root: &FilePath, name: impl AsRef<str>, age: Duration) -> PathBuf {
+        let path = root.join(name.as_ref());
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         let file = fs::File::create(&path).unwrap();
         file.set_modified(SystemTime::now() - age).unwrap();
@@ -244,16 +161,29 @@ mod tests {
         let (temp, bucket) = folder();
         let root = temp.path();
         let old = [
-            put(root, "exe/v1/ab/cd/k/0", DAY * 31),
-            put(root, "exe/v1/ab/cd/k/1#7", DAY * 31),
-            put(root, "claim/v1/ab/cd/k/7", DAY * 2),
+            put(root, executable(&key(1), 0), DAY * 31),
+            put(root, format!("{}#7", executable(&key(1), 1)), DAY * 31),
+            put(root, claim_on(&key(1), 7), DAY * 2),
+            put(root, claim_over(&key(1), 7), DAY * 2),
             put(root, "sweep/v1/1", DAY * 2),
         ];
+        let folder = executable(&key(1), 0);
+        let folder = folder.as_ref().trim_end_matches("/0");
         let kept = [
-            put(root, "exe/v1/ab/cd/k/2", DAY * 29),
-            put(root, "exe/v1/ab/ef/k/0", Duration::ZERO),
-            put(root, "claim/v1/ab/cd/k/8", DAY / 2),
-            put(root, "programs/v1/ab/cd/k", DAY * 400),
+            put(root, executable(&key(1), 2), DAY * 29),
+            put(root, executable(&key(2), 0), Duration::ZERO),
+            put(root, claim_on(&key(1), 8), DAY / 2),
+            put(root, program(&key(1)), DAY * 400),
+            // Nobody knows whose these are.
+            put(root, "exe/v1/README", DAY * 400),
+            put(root, "exe/v1/ab/cd/k/0", DAY * 400),
+            put(root, "exe/v1/ab/notes", DAY * 400),
+            put(root, format!("{folder}/4"), DAY * 400),
+            put(root, format!("{folder}/3.orig"), DAY * 400),
+            put(root, format!("{folder}/3#x"), DAY * 400),
+            put(root, format!("{folder}/below/0"), DAY * 400),
+            put(root, "claim/v1/ab/ab/7", DAY * 400),
+            put(root, "sweep/v1/x", DAY * 400),
             put(root, "dump/x.txt", DAY * 400),
             put(root, "somebody/else", DAY * 400),
         ];
@@ -261,7 +191,7 @@ mod tests {
         assert_eq!(
             swept,
             Swept::Here {
-                removed: 4,
+                removed: 5,
                 whole: true
             }
         );
@@ -282,8 +212,8 @@ mod tests {
     #[tokio::test]
     async fn fifty_managers_sweep_once() {
         let (temp, bucket) = folder();
-        for key in 0..20 {
-            put(temp.path(), &format!("exe/v1/ab/cd/{key}/0"), DAY * 31);
+        for number in 0..20 {
+            put(temp.path(), executable(&key(number), 0), DAY * 31);
         }
         let all = (0..50).map(|_| sweep(&bucket, Ttl::default()));
         let all: Vec<_> = futures::future::try_join_all(all).await.unwrap();
@@ -301,16 +231,18 @@ mod tests {
     }
 
     #[test]
-    fn empty_folders_go_when_nobody_has_touched_them_and_links_stay() {
+    fn empty_folders_go_when_nobody_has_touched_them() {
         let temp = tempfile::tempdir().unwrap();
         let root = temp.path();
-        let outside = put(root, "outside/file", DAY * 400);
-        let file = put(root, "exe/v1/ab/cd/old/0", DAY * 31);
-        put(root, "exe/v1/ab/new/x/0", DAY * 31);
-        std::os::unix::fs::symlink(root.join("outside"), root.join("exe/v1/ab/link")).unwrap();
-        fs::remove_file(file).unwrap();
-        for path in ["exe/v1/ab/cd/old", "exe/v1/ab/cd", "exe/v1/ab"] {
-            make_old(&root.join(path), DAY);
+        let file = put(root, executable(&key(1), 0), DAY * 31);
+        let touched = put(root, executable(&key(2), 0), DAY * 31);
+        let foreign = root.join("exe/v1/ab/empty");
+        fs::create_dir(&foreign).unwrap();
+        fs::remove_file(&file).unwrap();
+        let folder = file.parent().unwrap();
+        let parents: Vec<_> = folder.ancestors().take(3).collect();
+        for path in parents.into_iter().chain([&*foreign]) {
+            make_old(path, DAY);
         }
         let swept = Walk::new(SystemTime::now()).all(root, Ttl::default());
         assert_eq!(
@@ -320,16 +252,42 @@ mod tests {
                 whole: true
             }
         );
-        assert!(!root.join("exe/v1/ab/cd/old").exists());
-        assert!(root.join("exe/v1/ab/new/x").exists(), "touched just now");
-        assert!(outside.exists() && root.join("exe/v1/ab/link").exists());
+        assert!(!folder.exists());
+        let touched = touched.parent().unwrap();
+        assert!(touched.exists(), "touched just now, by its last file's end");
+        assert!(foreign.exists());
+    }
+
+    #[test]
+    fn what_links_point_to_stays() {
+        let theirs = tempfile::tempdir().unwrap();
+        let name = executable(&key(1), 0);
+        let entry = put(theirs.path(), &name, DAY * 400);
+        let parts: Vec<_> = name.as_ref().split('/').collect();
+        // A link at each height, to what lies there in somebody else's location.
+        for height in 1..=parts.len() {
+            let ours = tempfile::tempdir().unwrap();
+            let below = parts[..height].join("/");
+            let link = ours.path().join(&below);
+            fs::create_dir_all(link.parent().unwrap()).unwrap();
+            std::os::unix::fs::symlink(theirs.path().join(&below), &link).unwrap();
+            let swept = Walk::new(SystemTime::now()).all(ours.path(), Ttl::default());
+            assert!(matches!(swept, Swept::Here { removed: 0, .. }), "{below}");
+            assert!(entry.exists() && link.is_symlink(), "{below}");
+        }
+        // The location itself may be one.
+        let named = theirs.path().join("named");
+        std::os::unix::fs::symlink(theirs.path(), &named).unwrap();
+        let swept = Walk::new(SystemTime::now()).all(&named, Ttl::default());
+        assert!(matches!(swept, Swept::Here { removed: 1, .. }), "{swept:?}");
     }
 
     #[test]
     fn a_file_that_is_being_written_is_left_alone_for_a_day() {
         let temp = tempfile::tempdir().unwrap();
-        let young = put(temp.path(), "exe/v1/ab/cd/k/0#1", DAY / 2);
-        let entry = put(temp.path(), "exe/v1/ab/cd/k/1", DAY / 2);
+        let name = format!("{}#1", executable(&key(1), 0));
+        let young = put(temp.path(), name, DAY / 2);
+        let entry = put(temp.path(), executable(&key(1), 1), DAY / 2);
         let swept = Walk::new(SystemTime::now()).all(temp.path(), "1h".parse().unwrap());
         assert_eq!(
             swept,
@@ -344,10 +302,15 @@ mod tests {
     #[tokio::test]
     async fn objects_in_memory_are_swept_by_the_stores_times() {
         let bucket = Bucket::open(&Location::Memory).unwrap();
-        for name in ["exe/v1/x", "claim/v1/x", "programs/v1/x"] {
+        for name in [
+            executable(&key(1), 0),
+            claim_on(&key(1), 7),
+            program(&key(1)),
+            Path::from("exe/v1/x"),
+        ] {
             bucket
                 .store()
-                .put(&Path::from(name), PutPayload::from_static(b"x"))
+                .put(&name, PutPayload::from_static(b"x"))
                 .await
                 .unwrap();
         }
@@ -369,7 +332,7 @@ mod tests {
                     removed: 0,
                     whole: true
                 },
-                3
+                4
             )
         );
         assert_eq!(
@@ -379,7 +342,7 @@ mod tests {
                     removed: 1,
                     whole: true
                 },
-                2
+                3
             )
         );
         assert_eq!(
@@ -389,7 +352,7 @@ mod tests {
                     removed: 1,
                     whole: true
                 },
-                1
+                2
             )
         );
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tracing_subscriber::fmt::MakeWriter;
 use waystation_gcs_double::{Double, Fault, Kind};
-use waystation_lifecycle::bucket::{Bucket, Location};
+use waystation_lifecycle::bucket::{Bucket, Location, layout};
 use waystation_lifecycle::policy::{Pace, Policy, keep, rule};
 
 use super::{open, start};
@@ -151,7 +151,7 @@ async fn credentials_that_are_no_good_are_one_warning() {
 async fn a_folder_is_swept_and_a_bucket_of_s3_is_the_users() {
     let (log, _guard) = Log::start();
     let temp = tempfile::tempdir().unwrap();
-    let entry = temp.path().join("exe/v1/ab/cd/k/0");
+    let entry = temp.path().join(layout::executable(&[7; 32], 0).as_ref());
     std::fs::create_dir_all(entry.parent().unwrap()).unwrap();
     let file = std::fs::File::create(&entry).unwrap();
     let old = std::time::SystemTime::now() - Duration::from_secs(31 * 24 * 3600);
