@@ -1,9 +1,10 @@
 //! The folder of a cluster's own, below the temporary folder. It goes with the cluster; when the process was killed, with
-//! the next one's start: a lock that ends with its process, however it ends, tells the folders of the living.
+//! the next one's start: a lock that ends with its process, however it ends, tells the folders of the living. Not all file
+//! systems show one machine the locks of another, so a folder says on which it was made, and others leave it alone.
 
 use std::{
     fs::{self, File},
-    io,
+    io::{self, Read as _, Write as _},
     os::fd::OwnedFd,
     path::{Path, PathBuf},
 };
@@ -16,7 +17,9 @@ use tempfile::TempDir;
 use tracing::info;
 
 const PREFIX: &str = "waystation-";
-/// The file that is locked. A folder without it is none of ours, not ready yet, or kept for its logs.
+/// Bytes of [`LOCK`] that are read.
+const MACHINE_BYTES: u64 = 256;
+/// The file that is locked, and names the machine. A folder without it is none of ours, not ready yet, or kept for its logs.
 const LOCK: &str = "alive";
 
 /// See the module.
@@ -38,7 +41,8 @@ impl Private {
         let folder = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent)?;
         // Under its name only once it is locked, or another process could take this one for dead.
         let new = folder.path().join("new");
-        let alive = File::create_new(&new)?;
+        let mut alive = File::create_new(&new)?;
+        alive.write_all(machine().as_bytes())?;
         flock(&alive, FlockOperation::NonBlockingLockExclusive)?;
         fs::rename(&new, folder.path().join(LOCK))?;
         Ok(Private {
@@ -84,7 +88,7 @@ fn sweep(parent: &Path) {
 }
 
 /// The lock of a folder of this user's whose process is no more.
-fn dead(folder: &Path) -> Option<OwnedFd> {
+fn dead(folder: &Path) -> Option<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let own = |file: &OwnedFd| {
         fstat(file)
@@ -98,8 +102,24 @@ fn dead(folder: &Path) -> Option<OwnedFd> {
     if !FileType::from_raw_mode(stat.st_mode).is_file() {
         return None;
     }
+    let mut made_on = String::new();
+    let lock = File::from(lock);
+    (&lock)
+        .take(MACHINE_BYTES)
+        .read_to_string(&mut made_on)
+        .ok()?;
+    if made_on.lines().next() != machine().lines().next() {
+        return None;
+    }
     flock(&lock, FlockOperation::NonBlockingLockExclusive).ok()?;
     Some(lock)
+}
+
+/// Names this start of the machine, which is one for all its containers, and for people the host.
+fn machine() -> String {
+    let read = |name: &str| fs::read_to_string(format!("/proc/sys/kernel/{name}"));
+    let line = |name: &str| read(name).unwrap_or_default().trim().to_owned();
+    format!("{}\n{}\n", line("random/boot_id"), line("hostname"))
 }
 
 #[cfg(test)]
@@ -121,17 +141,31 @@ mod tests {
         };
         // As a killed process leaves it: nobody has the lock.
         let killed = made("waystation-killed");
-        fs::write(killed.join(LOCK), "").unwrap();
+        fs::write(killed.join(LOCK), machine()).unwrap();
+        // Of another machine whose locks are not seen here; and of nobody knows whom.
+        let remote = made("waystation-remote");
+        fs::write(remote.join(LOCK), "0000-0000\nhost\n").unwrap();
+        let unknown = made("waystation-unknown");
+        fs::write(unknown.join(LOCK), "").unwrap();
         let without = made("waystation-without");
         let other = made("other-folder");
-        fs::write(other.join(LOCK), "").unwrap();
+        fs::write(other.join(LOCK), machine()).unwrap();
         let link = parent.path().join("waystation-link");
         std::os::unix::fs::symlink(&other, &link).unwrap();
         let strange = made("waystation-strange");
         std::os::unix::fs::symlink(other.join(LOCK), strange.join(LOCK)).unwrap();
         sweep(parent.path());
         assert!(!killed.exists());
-        for folder in [living.path(), &kept, &without, &other, &link, &strange] {
+        for folder in [
+            living.path(),
+            &kept,
+            &remote,
+            &unknown,
+            &without,
+            &other,
+            &link,
+            &strange,
+        ] {
             assert!(folder.exists(), "{}", folder.display());
         }
         let path = living.path().to_owned();
