@@ -20,11 +20,22 @@ print(json.dumps({"text": text, "compiles": totals["compiles"]}))
 """
 
 
-def run(folder, *flags):
+# The plugin refuses the value, and quotes it.
+REFUSED = """
+try:
+    jax.jit(lambda x: x + 1).lower(jnp.ones(3)).compile(compiler_options={"xla_cpu_enable_fast_math": "xla_dump_to"})
+except jax.errors.JaxRuntimeError as error:
+    assert "INVALID_ARGUMENT" in str(error) and "option" in str(error) and "xla_dump_to" in str(error), error
+else:
+    raise AssertionError("the option was taken")
+"""
+
+
+def run(folder, *flags, program=PROGRAM):
     """Runs the program once; gives its HLO and the workers' compiles, those for its text included."""
     ended = subprocess.run(
         [BINARY, "run", f"--gcs_scratch_location=file://{folder}/bucket", "--devices_per_worker=1", *flags, "--",
-         sys.executable, "-c", PROGRAM],
+         sys.executable, "-c", program],
         env=base_environment(), capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
@@ -66,3 +77,9 @@ def test_without_kept_texts_a_hit_says_so(tmp_path):
     files = dumps(tmp_path / "warm")
     assert set(files) == {"cache_hit.txt"}
     assert "no HLO was kept" in files["cache_hit.txt"].read_text()
+
+
+def test_an_option_that_a_client_has_wrong_ends_no_dumps(tmp_path):
+    run(tmp_path, f"--xla_dump_to=file://{tmp_path}/dumps/", program=PROGRAM.replace("def step", REFUSED + "\ndef step"))
+    files = dumps(tmp_path / "dumps")
+    assert {"before_optimizations.txt", "cpu_after_optimizations.txt"} <= set(files), files

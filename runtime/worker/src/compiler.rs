@@ -1,29 +1,30 @@
 //! From a client's program to an executable on this worker's devices: the cache, then the plugin. Runs beside the dispatch
 //! thread; compiles and loads take their turns on threads that may block.
 
+mod compile;
 mod loaded;
+mod loading;
 mod optimized;
 mod probe;
 
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError, Weak, atomic::Ordering::Relaxed},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use bytes::Bytes;
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 use waystation_cache::{Cache, Entry, Key, KeyInputs, Origin, Treatment};
-use waystation_pjrt::{Client, LoadedExecutable};
+use waystation_pjrt::Client;
 use waystation_proto::tensorflow::{StatusProto, error::Code};
 
 pub(crate) use self::loaded::Loaded;
-use self::loaded::Source;
+use self::{compile::of_program, loaded::Source};
 use crate::{
-    child::{Compilers, Digest},
+    child::Compilers,
     counters::{self, Counters},
-    hlo::{Hlo, Kept},
-    make,
+    hlo::Hlo,
     program::{self, Defaults, Prepared},
     status, topology,
 };
@@ -37,6 +38,19 @@ const LOADS: usize = 6;
 pub(crate) struct Identity {
     pub(crate) platform: Vec<(String, String)>,
     pub(crate) environment: Vec<(String, String)>,
+}
+
+/// What a client asks to be compiled.
+pub(crate) struct Request {
+    pub(crate) program: Bytes,
+    /// The client's, with global device ids.
+    pub(crate) options: Bytes,
+    /// Global ids of the devices, in logical order.
+    pub(crate) device_ids: Vec<i32>,
+    /// Turns global ids into this worker's own.
+    pub(crate) ordinals: Arc<HashMap<i32, u32>>,
+    /// The proxy's.
+    pub(crate) xla_flags: Vec<String>,
 }
 
 /// A program, and the plugin's ids of the devices it is loaded on, in logical order.
@@ -84,6 +98,11 @@ impl Compiler {
         &self.cache
     }
 
+    /// Programs whose HLO was too large to be kept.
+    pub(crate) fn texts_left_out(&self) -> u64 {
+        self.hlo.left_out()
+    }
+
     /// Waits for what is on its way to buckets, at most so long each.
     pub(crate) async fn finish(&self, deadline: Duration) {
         tokio::join!(self.cache.shutdown(deadline), self.hlo.finish(deadline));
@@ -103,18 +122,12 @@ impl Compiler {
         }
     }
 
-    /// An executable of `program` on the devices with the global ids `device_ids`, which `ordinals` turns into local ones.
+    /// An executable on the devices that are asked for.
     pub(crate) async fn load(
         self: &Arc<Self>,
-        program: Bytes,
-        options: &[u8],
-        device_ids: &[i32],
-        ordinals: &HashMap<i32, u32>,
-        xla_flags: &[String],
+        request: Request,
     ) -> Result<Arc<Loaded>, StatusProto> {
-        let (name, source) = self
-            .prepare(program, options, device_ids, ordinals, xla_flags)
-            .await?;
+        let (name, source) = self.prepare(request).await?;
         let (dump, dumped) = (source.dump.clone(), Arc::clone(&source.dumped));
         let loaded = self.find(name, source).await?;
         if let Some(dump) = dump.filter(|_| !dumped.load(Relaxed)) {
@@ -130,24 +143,18 @@ impl Compiler {
     }
 
     /// What a request is for the cache and for the plugin.
-    async fn prepare(
-        self: &Arc<Self>,
-        program: Bytes,
-        options: &[u8],
-        device_ids: &[i32],
-        ordinals: &HashMap<i32, u32>,
-        xla_flags: &[String],
-    ) -> Result<(Name, Source), StatusProto> {
+    async fn prepare(self: &Arc<Self>, request: Request) -> Result<(Name, Source), StatusProto> {
         let local = |global: i32| {
-            let ordinal = usize::try_from(*ordinals.get(&global)?).ok()?;
+            let ordinal = usize::try_from(*request.ordinals.get(&global)?).ok()?;
             Some(self.client.devices().get(ordinal)?.id())
         };
-        let prepared = program::prepare(options, device_ids, local, xla_flags)
+        let (options, ids) = (&request.options, &request.device_ids);
+        let prepared = program::prepare(options, ids, local, &request.xla_flags)
             .map_err(|error| status::invalid(error.to_string()))?;
-        let devices: Vec<i32> = device_ids.iter().filter_map(|&id| local(id)).collect();
-        let key = self.key(&program, &prepared, &devices).await?;
+        let devices: Vec<i32> = ids.iter().filter_map(|&id| local(id)).collect();
+        let key = self.key(&request.program, &prepared, &devices).await?;
         let source = Source {
-            program,
+            program: request.program,
             options: prepared.plugin_options.into(),
             shape: (prepared.num_replicas, prepared.num_partitions),
             dump: prepared.dump.map(Arc::new),
@@ -159,15 +166,9 @@ impl Compiler {
     /// Has the cache hold a program's entry, as [`Self::load`] does, and loads nothing. Dumps nothing either.
     pub(crate) async fn fill(
         self: &Arc<Self>,
-        program: Bytes,
-        options: &[u8],
-        device_ids: &[i32],
-        ordinals: &HashMap<i32, u32>,
-        xla_flags: &[String],
+        request: Request,
     ) -> Result<(Key, Arc<Entry>, Origin), StatusProto> {
-        let ((key, _), source) = self
-            .prepare(program, options, device_ids, ordinals, xla_flags)
-            .await?;
+        let ((key, _), source) = self.prepare(request).await?;
         if let Treatment::Uncacheable { reason } = key.treatment() {
             return Err(status::unimplemented(format!(
                 "the program is never kept: {reason}"
@@ -216,7 +217,7 @@ impl Compiler {
             let (entry, origin) = self.cache.get_or_compile(&name.0, compile).await?;
             let fresh = fresh.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(executable) = fresh {
-                return Ok(self.keep(name, executable, &entry, source));
+                return self.keep(name, executable, entry, source).await;
             }
             // Another request for the same program may have loaded it while this one waited.
             if let Some(loaded) = self.share(&name) {
@@ -224,7 +225,7 @@ impl Compiler {
             }
             let error = match self.deserialize(&name, &entry, &source.options).await {
                 Ok(executable) => {
-                    return Ok(self.keep(name, executable, &entry, source));
+                    return self.keep(name, executable, entry, source).await;
                 }
                 Err(error) => error,
             };
@@ -251,19 +252,12 @@ impl Compiler {
             }
         }
         let (executable, entry) = self.compile(name.0.digest(), &source).await?;
+        let entry = Arc::new(entry);
         let executable = match executable {
             Some(executable) => executable,
-            None => {
-                let entry = Arc::new(entry.clone());
-                self.deserialize(&name, &entry, &source.options).await?
-            }
+            None => self.deserialize(&name, &entry, &source.options).await?,
         };
-        Ok(self.keep(name, executable, &entry, source))
-    }
-
-    /// Whether anything serialized has been loaded.
-    fn has_loaded(&self) -> bool {
-        counters::get(&self.counters.load_nanos) > 0
+        self.keep(name, executable, entry, source).await
     }
 
     async fn key(
@@ -297,42 +291,6 @@ impl Compiler {
         .await
     }
 
-    fn share(&self, name: &Name) -> Option<Arc<Loaded>> {
-        if matches!(name.0.treatment(), Treatment::Uncacheable { .. }) {
-            return None;
-        }
-        self.loaded
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(name)?
-            .upgrade()
-    }
-
-    fn keep(
-        &self,
-        name: Name,
-        executable: LoadedExecutable,
-        entry: &Entry,
-        source: Source,
-    ) -> Arc<Loaded> {
-        let mut info = entry.info.clone();
-        info.key = name.0.to_string();
-        let digest = *name.0.digest();
-        let loaded = Arc::new(Loaded::new(
-            executable,
-            info,
-            entry.text.as_deref().and_then(Kept::read),
-            source,
-            digest,
-            &self.client,
-            &self.counters,
-        ));
-        let mut all = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|_, loaded| loaded.strong_count() > 0);
-        all.insert(name, Arc::downgrade(&loaded));
-        loaded
-    }
-
     /// Runs `work` on a thread that may block, when it has its turn. Given up, the work keeps its turn to its end.
     async fn in_turn<T: Send + 'static>(
         self: &Arc<Self>,
@@ -347,168 +305,6 @@ impl Compiler {
         })
         .await?
     }
-
-    /// Compiles: in the child where there is one, which leaves the executable still to be loaded, else here.
-    async fn compile(
-        self: &Arc<Self>,
-        digest: &Digest,
-        source: &Source,
-    ) -> Result<(Option<LoadedExecutable>, Entry), StatusProto> {
-        let program = source.program.clone();
-        let oversized = blocking(move || waystation_stablehlo::oversized_array(&program));
-        if let Some(dims) = oversized.await? {
-            return Err(status::invalid(format!(
-                "the program has an array of shape {dims:?}, which has more bytes than 64 bits can count"
-            )));
-        }
-        let dump = source.dump.as_deref();
-        let Some(watched) = self.hlo.watch(&source.options, dump) else {
-            return self.compile_plainly(digest, source).await;
-        };
-        let dumping = Source {
-            options: watched.options.clone(),
-            ..source.clone()
-        };
-        let compiled = self.compile_plainly(digest, &dumping).await;
-        let (executable, entry) = match compiled {
-            Err(error) if self.hlo.is_to_blame(&error) => {
-                return self.compile_plainly(digest, source).await;
-            }
-            compiled => compiled?,
-        };
-        let (this, asked) = (Arc::clone(self), source.dump.clone());
-        let collect = move || {
-            let kept = this.hlo.collect(&watched, asked.as_deref());
-            kept.map(|kept| kept.write())
-        };
-        let text = blocking(collect).await?;
-        source.dumped.store(dump.is_some(), Relaxed);
-        Ok((executable, Entry { text, ..entry }))
-    }
-
-    async fn compile_plainly(
-        self: &Arc<Self>,
-        digest: &Digest,
-        source: &Source,
-    ) -> Result<(Option<LoadedExecutable>, Entry), StatusProto> {
-        if let Some(entry) = self.compile_in_child(digest, source).await? {
-            return Ok((None, entry));
-        }
-        let (executable, entry) = self.compile_here(source.clone()).await?;
-        Ok((Some(executable), entry))
-    }
-
-    /// `None` when there is no child, or the plugin cannot hand over what it has made.
-    async fn compile_in_child(
-        &self,
-        digest: &Digest,
-        source: &Source,
-    ) -> Result<Option<Entry>, StatusProto> {
-        let Some(compilers) = &self.compilers else {
-            return Ok(None);
-        };
-        let _turn = turn(&self.compiles).await?;
-        let Some(done) = compilers.compile(digest, source.job()).await? else {
-            return Ok(None);
-        };
-        if let Some(error) = done.not_serialized {
-            if of_program(&error, self.has_loaded()) {
-                return Err(status::of(
-                    Code::Unimplemented,
-                    format!(
-                        "the program was compiled, but the plugin does not serialize it, as it has to be to come from the \
-                         child process that compiles (--compile_in_child=false compiles in the worker): {}",
-                        error.message
-                    ),
-                ));
-            }
-            compilers.give_up("the plugin does not serialize executables");
-            return Ok(None);
-        }
-        counters::add(&self.counters.compiles, 1);
-        counters::add(&self.counters.compile_nanos, done.compile_nanos);
-        Ok(Some(Entry {
-            info: done.info.unwrap_or_default(),
-            executable: done.executable,
-            text: None,
-            object: None,
-        }))
-    }
-
-    async fn compile_here(
-        self: &Arc<Self>,
-        source: Source,
-    ) -> Result<(LoadedExecutable, Entry), StatusProto> {
-        let made = self.in_turn(&self.compiles, move |this| {
-            make::make(&this.client, &source.program, &source.options, source.shape)
-        });
-        let made = made.await?;
-        counters::add(&self.counters.compiles, 1);
-        counters::add_time(&self.counters.compile_nanos, made.took);
-        // A plugin that does not serialize has entries without an executable, which the cache does not keep.
-        let serialized = made.serialized.unwrap_or_else(|error| {
-            tracing::debug!(
-                error = error.message,
-                "the plugin does not serialize this executable; it is not cached"
-            );
-            Vec::new()
-        });
-        let entry = Entry {
-            info: made.info,
-            executable: Bytes::from(serialized),
-            text: None,
-            object: None,
-        };
-        Ok((made.executable, entry))
-    }
-
-    async fn deserialize(
-        self: &Arc<Self>,
-        name: &Name,
-        entry: &Arc<Entry>,
-        options: &[u8],
-    ) -> Result<LoadedExecutable, StatusProto> {
-        let (entry, options) = (Arc::clone(entry), options.to_vec());
-        let (key, devices) = name.clone();
-        self.in_turn(&self.loads, move |this| {
-            // Should the plugin end this process, the next one knows of what.
-            let loading = this.cache.loading(&key, &entry);
-            let loading = loading.map_err(|fatal| status::invalid(fatal.to_string()))?;
-            let begun = Instant::now();
-            let executable = this
-                .client
-                .deserialize(&entry.executable, Some(&options))
-                .map_err(|error| status::of_plugin(&error, 0))?;
-            drop(loading);
-            counters::add_time(&this.counters.load_nanos, begun.elapsed());
-            // What follows trusts these two, and a plugin might take the entry and pass over the options.
-            if executable.device_ids() != devices {
-                return Err(status::unimplemented(format!(
-                    "the plugin loads for devices {:?} where {devices:?} are asked for",
-                    executable.device_ids()
-                )));
-            }
-            if executable.num_outputs() != entry.info.results.len() {
-                return Err(status::of(
-                    Code::FailedPrecondition,
-                    format!(
-                        "the entry describes {} results and holds {}",
-                        entry.info.results.len(),
-                        executable.num_outputs()
-                    ),
-                ));
-            }
-            Ok(executable)
-        })
-        .await
-    }
-}
-
-/// Whether a plugin's refusal to serialize or to load speaks of one program, or a client's options for it, and not of the
-/// plugin: another reason than UNIMPLEMENTED, or others have been loaded. Such a program fails. To compile it in this
-/// process, which it may end, is nothing that a client can bring about.
-fn of_program(error: &StatusProto, others_loaded: bool) -> bool {
-    others_loaded || error.code != Code::Unimplemented as i32
 }
 
 async fn turn(turns: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, StatusProto> {
@@ -526,18 +322,4 @@ pub(crate) async fn blocking<T: Send + 'static>(
             format!("the worker broke off a compile: {error}"),
         )
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_plugin_that_has_handed_over_nothing_is_unable_to() {
-        let unimplemented = status::unimplemented("no serialization");
-        assert!(!of_program(&unimplemented, false));
-        assert!(of_program(&unimplemented, true));
-        let broken = status::of(Code::Unknown, "this one is too large");
-        assert!(of_program(&broken, false) && of_program(&broken, true));
-    }
 }

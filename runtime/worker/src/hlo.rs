@@ -28,12 +28,17 @@ const AFTER: &str = "after_optimizations.txt";
 const DUMP_BYTES: u64 = 1 << 30;
 const DUMP_FILES: usize = 20_000;
 
+/// The texts of larger programs are not kept: they are held whole a few times on their way into an entry, which bounds
+/// them too, and should not keep the executable out of the cache.
+const KEPT_BYTES: u64 = 256 << 20;
+
 /// The worker's texts and dumps.
 #[derive(Debug)]
 pub(crate) struct Hlo {
     keep: bool,
     /// The plugin refuses to dump.
     off: AtomicBool,
+    left_out: AtomicU64,
     /// The next module's number, as XLA counts modules in a process.
     number: AtomicU64,
     uploads: Uploads,
@@ -53,6 +58,7 @@ impl Hlo {
         Hlo {
             keep,
             off: AtomicBool::new(false),
+            left_out: AtomicU64::new(0),
             number: AtomicU64::new(0),
             uploads: Uploads::new(place),
         }
@@ -73,18 +79,26 @@ impl Hlo {
             .ok()
     }
 
-    /// True when a compile has failed because the plugin does not dump. Then no other is asked to.
-    pub(crate) fn is_to_blame(&self, error: &StatusProto) -> bool {
-        let blamed = error.code == Code::InvalidArgument as i32
+    /// True when a compile may have failed because the plugin does not dump.
+    pub(crate) fn may_be_to_blame(&self, error: &StatusProto) -> bool {
+        error.code == Code::InvalidArgument as i32
             && error.message.contains("option")
-            && error.message.contains("xla_dump_");
-        if blamed && !self.off.swap(true, Relaxed) {
+            && error.message.contains("xla_dump_")
+    }
+
+    /// The plugin does not dump: it has failed so, and not without. No other compile is asked to.
+    pub(crate) fn turn_off(&self, error: &StatusProto) {
+        if !self.off.swap(true, Relaxed) {
             tracing::warn!(
                 error = error.message,
                 "the plugin does not dump HLO: none is kept, and dumps that are asked for do not come"
             );
         }
-        blamed
+    }
+
+    /// Programs whose texts were too large to be kept.
+    pub(crate) fn left_out(&self) -> u64 {
+        self.left_out.load(Relaxed)
     }
 
     /// What a compile has written: into the dump's bucket all of it, and what is to be kept comes back. Blocks.
@@ -108,6 +122,17 @@ impl Hlo {
                     .suffix_of(name)
                     .is_some_and(|suffix| suffix == BEFORE || suffix.ends_with(AFTER))
         };
+        let bytes: u64 = files.iter().filter(wanted).map(|file| file.bytes).sum();
+        if bytes > KEPT_BYTES {
+            if self.left_out.fetch_add(1, Relaxed) == 0 {
+                tracing::warn!(
+                    module = name,
+                    bytes,
+                    "the HLO of a program is too large to be kept with it; others' will not be named"
+                );
+            }
+            return None;
+        }
         let texts = files.iter().filter(wanted).filter_map(|file| {
             let text = std::fs::read(watched.folder.path().join(&file.name)).ok()?;
             Some((
@@ -345,12 +370,33 @@ mod tests {
     }
 
     #[test]
+    fn texts_that_are_too_large_are_left_out_and_counted() {
+        let hlo = Hlo::new(true, "here".to_owned());
+        let watched = watched();
+        let large = std::fs::File::options()
+            .write(true)
+            .open(watched.folder.path().join(FILES[1].0))
+            .unwrap();
+        // Zeros, that take no room.
+        large.set_len(KEPT_BYTES - 5).unwrap();
+        assert_eq!(FILES[0].1.len(), 6);
+        for count in 1..3 {
+            assert_eq!(hlo.collect(&watched, None), None);
+            assert_eq!(hlo.left_out(), count);
+        }
+        large.set_len(1000).unwrap();
+        assert!(hlo.collect(&watched, None).is_some());
+        assert_eq!(hlo.left_out(), 2);
+    }
+
+    #[test]
     fn a_plugin_that_does_not_dump_is_asked_once() {
         let hlo = Hlo::new(true, "here".to_owned());
         let error = crate::status::invalid("No such compile option: 'xla_dump_to'");
-        assert!(!hlo.is_to_blame(&crate::status::invalid("No such compile option: 'xla_a'")));
+        assert!(!hlo.may_be_to_blame(&crate::status::invalid("No such compile option: 'xla_a'")));
+        assert!(hlo.may_be_to_blame(&error));
         assert!(hlo.watch(&[], None).is_some());
-        assert!(hlo.is_to_blame(&error));
+        hlo.turn_off(&error);
         assert!(hlo.watch(&[], None).is_none());
     }
 }

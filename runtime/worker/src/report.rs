@@ -60,6 +60,7 @@ impl Report {
             local_bytes: core.segments.moved(),
             cache: cache
                 .all()
+                .chain([("hlo_texts_left_out", core.compiler.texts_left_out())])
                 .map(|(name, number)| (name.to_owned(), number))
                 .collect(),
             cache_queue: core.compiler.cache().waiting() as u64,

@@ -13,7 +13,7 @@ use waystation_proto::waystation::recording::Recording;
 
 use crate::{
     child::Compilers,
-    compiler::Compiler,
+    compiler::{Compiler, Request},
     config::CompileChild,
     counters::Counters,
     error::Error,
@@ -140,16 +140,14 @@ impl Warmer {
         }
         let ordinals: HashMap<i32, u32> = device_ids.iter().copied().zip(device_ordinals).collect();
         let begun = Instant::now();
-        let filled = self
-            .compiler
-            .fill(
-                program,
-                &compile_options,
-                &device_ids,
-                &ordinals,
-                &xla_flags,
-            )
-            .await;
+        let request = Request {
+            program,
+            options: compile_options,
+            device_ids,
+            ordinals: Arc::new(ordinals),
+            xla_flags,
+        };
+        let filled = self.compiler.fill(request).await;
         let (key, entry, origin) = filled.map_err(|status| status.message)?;
         let took = begun.elapsed();
         if origin == Origin::Compiled {

@@ -7,6 +7,7 @@ use waystation_proto::waystation::worker::{Compile, CompileDone, reply};
 
 use super::Session;
 pub(super) use crate::compiler::Loaded;
+use crate::compiler::Request;
 use crate::status::{self, Fault};
 
 /// What stands behind an executable id.
@@ -95,13 +96,16 @@ impl Session {
             return;
         }
         let (core, serial) = (Arc::clone(&self.core), self.serial);
-        let ordinals = Arc::clone(&self.ordinals);
+        let asked = Request {
+            program,
+            options,
+            device_ids,
+            ordinals: Arc::clone(&self.ordinals),
+            xla_flags,
+        };
         let task = self.core.runtime.spawn(async move {
             let compiler = Arc::clone(&core.compiler);
-            let result = compiler
-                .load(program, &options, &device_ids, &ordinals, &xla_flags)
-                .await
-                .map_err(Arc::new);
+            let result = compiler.load(asked).await.map_err(Arc::new);
             core.post(serial, move |session| {
                 session.compiled(request, executable, result)
             });

@@ -1,0 +1,135 @@
+//! Executables that are loaded: from what is serialized, and for all who ask for the same.
+
+use std::{
+    sync::{Arc, PoisonError},
+    time::Instant,
+};
+
+use waystation_cache::{Entry, Treatment};
+use waystation_pjrt::LoadedExecutable;
+use waystation_proto::tensorflow::{StatusProto, error::Code};
+
+use super::{Compiler, Loaded, Name, blocking, loaded::Source};
+use crate::{counters, hlo::Kept, status};
+
+impl Compiler {
+    /// Whether anything serialized has been loaded.
+    pub(super) fn has_loaded(&self) -> bool {
+        counters::get(&self.counters.load_nanos) > 0
+    }
+
+    pub(super) fn share(&self, name: &Name) -> Option<Arc<Loaded>> {
+        if matches!(name.0.treatment(), Treatment::Uncacheable { .. }) {
+            return None;
+        }
+        self.loaded
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(name)?
+            .upgrade()
+    }
+
+    /// Shares what has been loaded with those who ask for the same.
+    pub(super) async fn keep(
+        &self,
+        name: Name,
+        executable: LoadedExecutable,
+        entry: Arc<Entry>,
+        source: Source,
+    ) -> Result<Arc<Loaded>, StatusProto> {
+        let kept = kept(&entry).await?;
+        let mut info = entry.info.clone();
+        info.key = name.0.to_string();
+        let digest = *name.0.digest();
+        let loaded = Arc::new(Loaded::new(
+            executable,
+            info,
+            kept,
+            source,
+            digest,
+            &self.client,
+            &self.counters,
+        ));
+        let mut all = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|_, loaded| loaded.strong_count() > 0);
+        all.insert(name, Arc::downgrade(&loaded));
+        Ok(loaded)
+    }
+
+    pub(super) async fn deserialize(
+        self: &Arc<Self>,
+        name: &Name,
+        entry: &Arc<Entry>,
+        options: &[u8],
+    ) -> Result<LoadedExecutable, StatusProto> {
+        let (entry, options) = (Arc::clone(entry), options.to_vec());
+        let (key, devices) = name.clone();
+        self.in_turn(&self.loads, move |this| {
+            // Should the plugin end this process, the next one knows of what.
+            let loading = this.cache.loading(&key, &entry);
+            let loading = loading.map_err(|fatal| status::invalid(fatal.to_string()))?;
+            let begun = Instant::now();
+            let executable = this
+                .client
+                .deserialize(&entry.executable, Some(&options))
+                .map_err(|error| status::of_plugin(&error, 0))?;
+            drop(loading);
+            counters::add_time(&this.counters.load_nanos, begun.elapsed());
+            // What follows trusts these two, and a plugin might take the entry and pass over the options.
+            if executable.device_ids() != devices {
+                return Err(status::unimplemented(format!(
+                    "the plugin loads for devices {:?} where {devices:?} are asked for",
+                    executable.device_ids()
+                )));
+            }
+            if executable.num_outputs() != entry.info.results.len() {
+                return Err(status::of(
+                    Code::FailedPrecondition,
+                    format!(
+                        "the entry describes {} results and holds {}",
+                        entry.info.results.len(),
+                        executable.num_outputs()
+                    ),
+                ));
+            }
+            Ok(executable)
+        })
+        .await
+    }
+}
+
+/// The texts of an entry. They may be large, and are taken apart and compressed on a thread that may block.
+async fn kept(entry: &Arc<Entry>) -> Result<Option<Kept>, StatusProto> {
+    if entry.text.is_none() {
+        return Ok(None);
+    }
+    let entry = Arc::clone(entry);
+    blocking(move || entry.text.as_deref().and_then(Kept::read)).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_not_taken_apart_on_a_thread_that_others_wait_for() {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.max_blocking_threads(1).build().unwrap();
+        runtime.block_on(async {
+            let (go, gone) = std::sync::mpsc::channel::<()>();
+            // The only thread for such work.
+            let busy = tokio::task::spawn_blocking(move || gone.recv());
+            let entry = Arc::new(Entry {
+                info: waystation_proto::waystation::ExecutableInfo::default(),
+                executable: bytes::Bytes::new(),
+                text: Some("//// waystation hlo 1 a\nx".to_owned()),
+                object: None,
+            });
+            let mut reading = std::pin::pin!(kept(&entry));
+            assert!(futures::poll!(&mut reading).is_pending());
+            drop(go);
+            assert!(reading.await.unwrap().is_some());
+            drop(busy.await);
+        });
+    }
+}
