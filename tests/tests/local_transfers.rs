@@ -146,6 +146,51 @@ async fn large_arrays_go_through_memory_and_small_ones_do_not() {
     wait_until_gone(&cluster).await;
 }
 
+/// Large enough to be read in pieces, the last of which is odd.
+const IN_PIECES: usize = (27 << 18) + 1;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_arrays_are_read_in_pieces() {
+    let _one = ONE_AT_A_TIME.lock().await;
+    let cluster = Cluster::start(1, 2).await;
+    let client = cluster.client().await;
+    let dims = [i64::try_from(IN_PIECES).expect("small")];
+    for (seed, elements) in (0..).zip([IN_PIECES, 1 << 22, (3 << 21) + 5, IN_PIECES]) {
+        let bytes = pattern(elements, seed);
+        let array = put(&client, &bytes, &[elements as i64], &[0]).await;
+        let reads = cluster.worker_status().await[0].reads;
+        let buffer = client.handle();
+        let read = request::copy_to_host(array, buffer);
+        client.call(read).await.expect("read");
+        // Its bytes stay what they are, whatever becomes of the array.
+        destruct(&client, vec![array]).await;
+        for _ in 0..2 {
+            assert_eq!(client.lookup(buffer).await.expect("looked up"), bytes);
+        }
+        client.delete(buffer).await.expect("deleted");
+        let pieces = (4 * elements as u64).div_ceil(8 << 20);
+        let read = cluster.worker_status().await[0].reads - reads;
+        assert_eq!(read, 2 * pieces - 1, "the first piece stays where it is");
+    }
+    // Read and never looked up, by a session that ends.
+    {
+        let other = cluster.client().await;
+        let bytes = pattern(IN_PIECES, 9);
+        let array = put(&other, &bytes, &dims, &[1]).await;
+        let buffer = other.handle();
+        let read = request::copy_to_host(array, buffer);
+        other.call(read).await.expect("read");
+        // Another one ends while it is looked up.
+        let lookup = other.lookup(buffer);
+        tokio::pin!(lookup);
+        let begun = futures::poll!(lookup.as_mut());
+        assert!(begun.is_pending());
+    }
+    drop(client);
+    cluster.wait_until_empty(LIMIT).await;
+    wait_until_gone(&cluster).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn either_side_can_refuse() {
     let _one = ONE_AT_A_TIME.lock().await;

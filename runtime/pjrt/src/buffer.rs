@@ -198,6 +198,16 @@ impl Buffer {
         to_host::to_host(self, dst)
     }
 
+    /// Fills `dst` with the array's bytes from `offset` on, as they lie on the device, padding and packing included.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::Code::InvalidArgument`] if `dst` is empty or the array has no so many bytes on the device;
+    /// [`crate::Code::Unimplemented`] from plugins that cannot; else what the plugin reports.
+    pub fn part_to_host(&self, offset: u64, dst: AlignedBytes) -> Result<ToHost, Error> {
+        to_host::part_to_host(self, offset, dst)
+    }
+
     /// Copies to the default memory of another device of the same client.
     ///
     /// # Errors

@@ -3,31 +3,26 @@
 use std::{
     collections::HashMap,
     hash::{BuildHasher as _, RandomState},
-    os::unix::fs::FileExt as _,
     sync::{Arc, Mutex},
 };
 
-use bytes::{Bytes, BytesMut};
 use futures::{StreamExt as _, stream::BoxStream};
 use prost::Message as _;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
-use waystation_proto::{
-    waystation::worker::FetchDataRequest,
-    xla::ifrt::proxy::{
-        GrpcGetVersionRequest, GrpcGetVersionResponse, GrpcHostBufferDeleteRequest,
-        GrpcHostBufferDeleteResponse, GrpcHostBufferLookupRequest, GrpcHostBufferLookupResponse,
-        GrpcHostBufferReadFromDiskRequest, GrpcHostBufferReadFromDiskResponse,
-        GrpcHostBufferStoreMetadata, GrpcHostBufferStoreRequest, GrpcHostBufferStoreResponse,
-        IfrtRequest, grpc_ifrt_service_server::GrpcIfrtService,
-    },
+use waystation_proto::xla::ifrt::proxy::{
+    GrpcGetVersionRequest, GrpcGetVersionResponse, GrpcHostBufferDeleteRequest,
+    GrpcHostBufferDeleteResponse, GrpcHostBufferLookupRequest, GrpcHostBufferLookupResponse,
+    GrpcHostBufferReadFromDiskRequest, GrpcHostBufferReadFromDiskResponse,
+    GrpcHostBufferStoreMetadata, GrpcHostBufferStoreRequest, GrpcHostBufferStoreResponse,
+    IfrtRequest, grpc_ifrt_service_server::GrpcIfrtService,
 };
 
 use crate::lock::lock;
 use crate::{
     counters::Counters,
-    host_buffers::{HostBuffers, HostMemory, Outgoing, Transfer},
-    link::FRAME_BYTES,
+    host_buffers::{HostBuffers, HostMemory, Outgoing},
+    lookup,
     session::{ReplyStream, Session, Shared},
     status,
     until::until,
@@ -221,30 +216,14 @@ impl GrpcIfrtService for Front {
         let outgoing = buffers
             .lookup(request.handle)
             .map_err(|e| status::to_tonic(&e))?;
-        let (stream, size) = match &*outgoing {
-            Outgoing::AtWorker(transfer) => (
-                match &transfer.inline {
-                    Some(bytes) => frames(bytes.clone()),
-                    None if transfer.file.is_some() => until(
-                        read(Arc::clone(&outgoing)),
-                        buffers.ended(),
-                        Err(session_ended()),
-                    ),
-                    None => {
-                        let frames = relay(Arc::clone(&outgoing), transfer).await?;
-                        until(frames, buffers.ended(), Err(session_ended()))
-                    }
-                },
-                transfer.size_bytes,
-            ),
-            Outgoing::Here(strings) => {
-                let bytes = strings.bytes();
-                let frames = frames(bytes.clone());
-                (
-                    until(frames, buffers.ended(), Err(session_ended())),
-                    bytes.len() as u64,
-                )
-            }
+        let (size, is_inline) = match &*outgoing {
+            Outgoing::AtWorker(transfer) => (transfer.size_bytes, transfer.inline.is_some()),
+            Outgoing::Here(strings) => (strings.bytes().len() as u64, false),
+        };
+        let frames = lookup::frames_of(outgoing, &self.shared.ids).await?;
+        let stream = match is_inline {
+            true => frames,
+            false => until(frames, buffers.ended(), Err(session_ended())),
         };
         Counters::add(&self.shared.counters.fetched_bytes, size);
         Ok(Response::new(stream))
@@ -301,85 +280,4 @@ fn buffer_size(metadata: &GrpcHostBufferStoreMetadata) -> Result<u64, Status> {
 
 fn session_ended() -> Status {
     Status::unavailable("the session has ended")
-}
-
-/// What is here already.
-fn frames(mut data: Bytes) -> BoxStream<'static, Result<GrpcHostBufferLookupResponse, Status>> {
-    let count = data.len().div_ceil(FRAME_BYTES).max(1);
-    futures::stream::iter((0..count).map(move |_| {
-        let data = data.split_to(data.len().min(FRAME_BYTES));
-        Ok(GrpcHostBufferLookupResponse { data })
-    }))
-    .boxed()
-}
-
-/// The bytes as they lie in the worker's memory. The transfer, and with it the memory, lives until the stream's end.
-fn read(
-    outgoing: Arc<Outgoing>,
-) -> BoxStream<'static, Result<GrpcHostBufferLookupResponse, Status>> {
-    let start = (0, Bytes::new());
-    futures::stream::unfold(start, move |(offset, last)| {
-        let frame = next_frame(&outgoing, offset, last);
-        futures::future::ready(frame.map(|frame| {
-            let data = frame.as_ref().cloned().unwrap_or_default();
-            let next = match &frame {
-                Ok(data) => offset + data.len() as u64,
-                Err(_) => u64::MAX,
-            };
-            let reply = frame.map(|data| GrpcHostBufferLookupResponse { data });
-            (reply, (next, data))
-        }))
-    })
-    .boxed()
-}
-
-/// The next bytes of a transfer in memory, if there are more. `last`: those before, whose place is used again when nobody
-/// looks at them any more.
-fn next_frame(outgoing: &Outgoing, offset: u64, last: Bytes) -> Option<Result<Bytes, Status>> {
-    let Outgoing::AtWorker(Transfer {
-        file: Some(file),
-        size_bytes,
-        ..
-    }) = outgoing
-    else {
-        return None;
-    };
-    let left = size_bytes.checked_sub(offset).filter(|&left| left > 0)?;
-    let len = usize::try_from(left).map_or(FRAME_BYTES, |left| left.min(FRAME_BYTES));
-    let mut bytes = last.try_into_mut().unwrap_or_else(|_| BytesMut::new());
-    bytes.resize(len, 0);
-    // Memory, as a copy is: nothing to wait for.
-    let read = file.read_exact_at(&mut bytes, offset);
-    Some(read.map(|()| bytes.freeze()).map_err(|error| {
-        Status::unavailable(format!("the worker's memory cannot be read: {error}"))
-    }))
-}
-
-/// The worker's frames as they come; HTTP/2 slows the worker down to the client's speed. The transfer lives until the
-/// stream's end, even when the client deletes the buffer meanwhile.
-async fn relay(
-    outgoing: Arc<Outgoing>,
-    transfer: &Transfer,
-) -> Result<BoxStream<'static, Result<GrpcHostBufferLookupResponse, Status>>, Status> {
-    let request = FetchDataRequest {
-        epoch: transfer.link.epoch,
-        transfer: transfer.transfer,
-    };
-    let worker = transfer.link.name.clone();
-    let lost = move |e: &Status| status::to_tonic(&status::from_worker(&worker, e));
-    let frames = transfer
-        .link
-        .data()
-        .fetch_data(request)
-        .await
-        .map_err(|e| lost(&e))?
-        .into_inner();
-    Ok(frames
-        .map(move |frame| {
-            let _until_the_end = &outgoing;
-            frame
-                .map(|frame| GrpcHostBufferLookupResponse { data: frame.data })
-                .map_err(|e| lost(&e))
-        })
-        .boxed())
 }

@@ -306,7 +306,10 @@ pub(crate) struct Transfer {
     pub(crate) inline: Option<Bytes>,
     /// The worker's memory in which the bytes lie, where this process can reach it.
     pub(crate) file: Option<File>,
-    pub(crate) _room: FetchRoom,
+    /// Not zero: there are only the first so many bytes, the worker is asked for the others piece by piece.
+    pub(crate) piece_bytes: u64,
+    /// `None`: a piece, whose whole has it.
+    pub(crate) _room: Option<FetchRoom>,
 }
 
 /// A fetch's part of what its session may have lying at workers; given back when dropped.

@@ -19,6 +19,7 @@ mod layout;
 mod link;
 mod local;
 mod lock;
+mod lookup;
 mod metrics;
 mod quiet;
 mod serve;

@@ -44,12 +44,16 @@ use waystation_proto::xla::ifrt::proxy::{
     IfrtRequest, ifrt_request::Request, ifrt_response::Response,
 };
 
+pub(crate) use self::{
+    copies::{ReleaseAtEnd, transferred},
+    replies::ReplyStream,
+    user_context::UserContext,
+};
 use self::{
     minted::Minted,
     replies::{Numbered, Replies},
     user_context::Destroyed,
 };
-pub(crate) use self::{replies::ReplyStream, user_context::UserContext};
 use crate::lock::lock;
 use crate::{
     array::{Array, Failure, Value},

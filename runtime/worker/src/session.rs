@@ -151,6 +151,7 @@ impl Session {
             op::Op::Copy(op) => self.copy(op),
             op::Op::Bitcast(op) => self.bitcast(op),
             op::Op::Read(op) => self.read(op),
+            op::Op::ReadPiece(op) => self.next_piece(&op),
             op::Op::Pull(op) => self.pull(op),
             op::Op::Reshard(op) => self.reshard(op),
             op::Op::Fail(op) => {

@@ -354,6 +354,13 @@ calls! { PJRT_Api:
         dst_size: usize,
         event: *mut PJRT_Event,
     });
+    PJRT_Buffer_CopyRawToHost(PJRT_Buffer_CopyRawToHost_Args {
+        buffer: *mut PJRT_Buffer,
+        dst: *mut c_void,
+        offset: i64,
+        transfer_size: i64,
+        event: *mut PJRT_Event,
+    });
     PJRT_Buffer_ReadyEvent(PJRT_Buffer_ReadyEvent_Args {
         buffer: *mut PJRT_Buffer,
         event: *mut PJRT_Event,

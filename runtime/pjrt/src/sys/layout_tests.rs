@@ -12,6 +12,7 @@ macro_rules! sizes {
 
 /// What the header calls `<name>_STRUCT_SIZE`.
 const SIZES: &[(&str, usize, usize)] = sizes! {
+    PJRT_Buffer_CopyRawToHost_Args = 56;
     PJRT_Buffer_CopyToDevice_Args = 40;
     PJRT_Buffer_CopyToMemory_Args = 40;
     PJRT_Buffer_Delete_Args = 24;

@@ -124,6 +124,9 @@ table! {
     PJRT_Client_TopologyDescription
     PJRT_Executable_GetCompiledMemoryStats
     PJRT_Memory_Kind_Id
+    PJRT_ExecuteContext_Create
+    PJRT_ExecuteContext_Destroy
+    PJRT_Buffer_CopyRawToHost
 }
 
 /// The layouts extension, as far as Waystation reaches into it.
@@ -152,6 +155,7 @@ mod tests {
         assert_eq!(SLOTS[58], "PJRT_Buffer_Destroy");
         assert_eq!(SLOTS[89], "PJRT_Compile");
         assert_eq!(SLOTS[97], "PJRT_Memory_Kind_Id");
+        assert_eq!(SLOTS[100], "PJRT_Buffer_CopyRawToHost");
         assert_eq!(offset_of!(PJRT_Api, PJRT_Memory_Kind_Id), 40 + 8 * 97);
     }
 

@@ -96,8 +96,8 @@ pub(crate) fn to_host(buffer: &Buffer, mut dst: AlignedBytes) -> Result<ToHost, 
         ));
     }
     dst.truncate(needed);
-    let (sender, completion) = completion::pair();
     if needed == 0 {
+        let (sender, completion) = completion::pair();
         // Nothing to copy; whether the array is good is still worth knowing.
         buffer
             .ready()?
@@ -106,8 +106,57 @@ pub(crate) fn to_host(buffer: &Buffer, mut dst: AlignedBytes) -> Result<ToHost, 
     }
     // SAFETY: `dst` is owned and moves, without its bytes moving, into the callback that the event calls.
     let args = unsafe { call(buffer, dst.as_mut_ptr().cast(), dst.len())? };
-    // SAFETY: the call handed the event over.
-    let event = match unsafe { RawEvent::take(buffer.inner().plugin(), args.event, FUNCTION) } {
+    // SAFETY: the call handed the event over, and writes into `dst` until then.
+    unsafe { follow(buffer, args.event, dst, FUNCTION) }
+}
+
+/// See [`Buffer::part_to_host`].
+pub(crate) fn part_to_host(
+    buffer: &Buffer,
+    offset: u64,
+    mut dst: AlignedBytes,
+) -> Result<ToHost, Error> {
+    const FUNCTION: &str = "PJRT_Buffer_CopyRawToHost";
+    let whole = buffer.on_device_bytes()?;
+    let end = offset.checked_add(dst.len() as u64);
+    if dst.is_empty() || end.is_none_or(|end| end > whole) {
+        return Err(Error::invalid(
+            FUNCTION,
+            format!(
+                "{} bytes from {offset} on of an array of {whole}",
+                dst.len()
+            ),
+        ));
+    }
+    let (Ok(from), Ok(len)) = (i64::try_from(offset), i64::try_from(dst.len())) else {
+        return Err(Error::invalid(FUNCTION, "too far"));
+    };
+    let mut args = sys::PJRT_Buffer_CopyRawToHost_Args::new();
+    args.buffer = buffer.raw();
+    args.dst = dst.as_mut_ptr().cast();
+    args.offset = from;
+    args.transfer_size = len;
+    // SAFETY: the buffer is live and has these bytes; `dst` may be written and is kept until the event below.
+    unsafe {
+        buffer.inner().api().call(&mut args)?;
+        follow(buffer, args.event, dst, FUNCTION)
+    }
+}
+
+/// The bytes when the event that the plugin has given for a copy into them is there.
+///
+/// # Safety
+///
+/// The event was handed over, or is null; the plugin writes to nothing but `dst`, until the event is ready.
+unsafe fn follow(
+    buffer: &Buffer,
+    event: *mut sys::PJRT_Event,
+    dst: AlignedBytes,
+    function: &'static str,
+) -> Result<ToHost, Error> {
+    let (sender, completion) = completion::pair();
+    // SAFETY: passed on from this function's contract.
+    let event = match unsafe { RawEvent::take(buffer.inner().plugin(), event, function) } {
         Ok(event) => event,
         Err(error) => {
             // Nobody will tell when the plugin stops writing, so the bytes stay.

@@ -277,6 +277,27 @@ pub(crate) fn fetching_needs_room(which: Which) {
     assert_eq!(&*bytes, bytes_of(&[1.0, 2.0]));
 }
 
+pub(crate) fn parts_are_fetched_where_the_plugin_can(which: Which) {
+    let client = which.client();
+    let values = [1.0, 2.0, 3.0, 4.0, 5.0];
+    let buffer = put(&client, 0, &values);
+    let part = |offset, len| {
+        let room = AlignedBytes::zeroed(len).expect("memory");
+        futures::executor::block_on(buffer.part_to_host(offset, room)?)
+    };
+    match part(4, 12) {
+        Ok(bytes) => {
+            assert_eq!(&*bytes, &bytes_of(&values)[4..16]);
+            assert_eq!(&*part(19, 1).expect("the last"), &bytes_of(&values)[19..]);
+        }
+        Err(error) => assert_eq!(error.code(), Code::Unimplemented, "{error}"),
+    }
+    let invalid = Some(Code::InvalidArgument);
+    assert_eq!(code(part(8, 13)), invalid);
+    assert_eq!(code(part(u64::MAX, 2)), invalid);
+    assert_eq!(code(part(0, 0)), invalid);
+}
+
 pub(crate) fn layouts_are_kept_and_told(which: Which) {
     let client = which.client();
     let bytes = bytes_of(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);

@@ -45,7 +45,8 @@ on_every_plugin! {
         deletion
         host_bytes_are_released
         aligned_bytes_are_used_in_place
-        fetching_needs_room;
+        fetching_needs_room
+        parts_are_fetched_where_the_plugin_can;
     dtypes:
         every_type_survives;
     programs:

@@ -199,12 +199,14 @@ impl Session {
         let bytes = super::bitcast::host_bytes(dtype, &array.dims);
         let room = self.host_buffers.room_to_fetch(bytes).await;
         let transfer = self.shared.ids.next();
+        let local = link.local().is_some() && bytes >= LOCAL_FROM_BYTES;
         let read = Read {
             transfer,
             shard,
             byte_strides: request.byte_strides.map(|s| Strides { strides: s.strides }),
             notify: true,
-            in_segment: link.local().is_some() && bytes >= LOCAL_FROM_BYTES,
+            in_segment: local,
+            in_pieces: local,
             ..Read::default()
         };
         let release = ReleaseAtEnd::new(Arc::clone(&link), transfer);
@@ -214,7 +216,7 @@ impl Session {
         let buffers = Arc::clone(&self.host_buffers);
         let handle = request.host_buffer_handle;
         Ok(Outcome::Later(Box::pin(async move {
-            let transfer = transferred(answer, release, room).await?;
+            let transfer = transferred(answer, release, Some(room)).await?;
             counters.read_link.add(since);
             buffers.offer(handle, Outgoing::AtWorker(transfer))?;
             Ok(Response::CopyToHostBufferResponse(
@@ -224,17 +226,22 @@ impl Session {
     }
 }
 
-async fn transferred(
+/// Where a Read's bytes are when it has been answered.
+pub(crate) async fn transferred(
     answer: Answer,
     release: ReleaseAtEnd,
-    room: FetchRoom,
+    room: Option<FetchRoom>,
 ) -> Result<Transfer, Status> {
     let reply::Reply::ReadDone(done) = answer.wait().await? else {
         return Err(unexpected("Read"));
     };
     // Where the file does not open, the worker's data service gives the bytes as well.
     let segment = done.segment.as_ref();
-    let file = segment.and_then(|segment| release.link.local()?.open(segment, done.size_bytes));
+    let bytes = match done.piece_bytes {
+        0 => done.size_bytes,
+        piece => piece.min(done.size_bytes),
+    };
+    let file = segment.and_then(|segment| release.link.local()?.open(segment, bytes));
     let (link, transfer) = release.keep();
     Ok(Transfer {
         link,
@@ -242,6 +249,7 @@ async fn transferred(
         size_bytes: done.size_bytes,
         inline: done.inline_data,
         file,
+        piece_bytes: done.piece_bytes,
         _room: room,
     })
 }
@@ -255,14 +263,14 @@ pub(super) fn target(shard: &Shard, device: &Device, memory_kind: Option<&str>) 
 }
 
 /// Has the worker forget a transfer's bytes when dropped.
-pub(super) struct ReleaseAtEnd {
+pub(crate) struct ReleaseAtEnd {
     link: Arc<Link>,
     transfer: u64,
     handed_on: bool,
 }
 
 impl ReleaseAtEnd {
-    pub(super) fn new(link: Arc<Link>, transfer: u64) -> Self {
+    pub(crate) fn new(link: Arc<Link>, transfer: u64) -> Self {
         Self {
             link,
             transfer,

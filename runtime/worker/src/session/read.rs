@@ -1,5 +1,7 @@
 //! Read: a shard's bytes to the host, kept until released, fetched by the data service or sent along with the reply.
 
+mod pieces;
+
 use std::{collections::HashMap, rc::Rc, sync::Arc, time::Instant};
 
 use bytes::Bytes;
@@ -49,6 +51,8 @@ enum State {
         parts: Parts,
     },
     Here(Result<Copied, Fault>),
+    /// Its shard is there, and held; its bytes are copied piece by piece as they are asked for.
+    InPieces(pieces::Held),
 }
 
 /// A shard's bytes, and how its device laid them out.
@@ -102,6 +106,7 @@ impl Session {
             regions,
             on_demand,
             in_segment,
+            in_pieces,
         } = op;
         let parts = match regions.is_empty() {
             true => Parts::Whole(byte_strides.map(|strides| strides.strides)),
@@ -137,7 +142,11 @@ impl Session {
                 session.read_on_demand(transfer, wanted, parts);
             }
             Value::Ready(shard) => {
-                session.read_shard(transfer, &wanted, &shard, parts, in_segment);
+                if in_pieces && in_segment && pieces::fits(&parts, &shard) {
+                    session.read_in_pieces(transfer, wanted, &shard);
+                } else {
+                    session.read_shard(transfer, &wanted, &shard, parts, in_segment);
+                }
             }
         });
     }
@@ -301,6 +310,7 @@ impl Session {
                         size_bytes: bytes.len() as u64,
                         segment: if inline { None } else { block.lend() },
                         inline_data: inline.then_some(bytes),
+                        piece_bytes: 0,
                     }
                 }
                 Err(fault) => ReadDone {
@@ -327,6 +337,11 @@ impl Session {
             Some(State::OnDemand { .. }) => {
                 let _ = fetch.known.send(());
                 self.demand(transfer, fetch.bytes);
+            }
+            Some(State::InPieces(_)) => {
+                let _ = fetch.known.send(());
+                let fault = status::invalid(format!("transfer {transfer} comes in pieces"));
+                let _ = fetch.bytes.send(Err(Arc::new(fault)));
             }
             None => {
                 let limit = self.core.limits.early_fetches;
@@ -384,6 +399,10 @@ impl Session {
                 }
                 Some(State::Here(Ok(copied))) => {
                     copied.block.is_back();
+                    continue;
+                }
+                Some(State::InPieces(held)) => {
+                    held.release();
                     continue;
                 }
                 Some(State::Here(Err(_))) | None => continue,
