@@ -6,8 +6,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use futures::{StreamExt as _, stream::BoxStream};
-use prost::Message as _;
+use futures::stream::BoxStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 use waystation_proto::xla::ifrt::proxy::{
@@ -21,16 +20,10 @@ use waystation_proto::xla::ifrt::proxy::{
 use crate::lock::lock;
 use crate::{
     counters::Counters,
-    host_buffers::{HostBuffers, HostMemory, Outgoing},
-    lookup,
+    host_buffers::{HostBuffers, HostMemory},
     session::{ReplyStream, Session, Shared},
-    status,
-    until::until,
-    version,
+    status, version,
 };
-
-/// Metadata keys of the protocol.
-const STORE_METADATA: &str = "ifrt-proxy-grpc-host-buffer-store-metadata-bin";
 
 /// The host buffers of all sessions, by session id.
 type Sessions = Arc<Mutex<HashMap<u64, Arc<HostBuffers>>>>;
@@ -38,7 +31,7 @@ type Sessions = Arc<Mutex<HashMap<u64, Arc<HostBuffers>>>>;
 /// The service.
 #[derive(Debug)]
 pub(crate) struct Front {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     memory: Arc<HostMemory>,
     sessions: Sessions,
     max_sessions: usize,
@@ -91,7 +84,8 @@ impl Front {
         })
     }
 
-    fn buffers(&self, session: u64) -> Result<Arc<HostBuffers>, Status> {
+    /// The host buffers of a session.
+    pub(crate) fn buffers(&self, session: u64) -> Result<Arc<HostBuffers>, Status> {
         lock(&self.sessions)
             .get(&session)
             .cloned()
@@ -174,59 +168,16 @@ impl GrpcIfrtService for Front {
 
     async fn host_buffer_store(
         &self,
-        request: Request<Streaming<GrpcHostBufferStoreRequest>>,
+        _request: Request<Streaming<GrpcHostBufferStoreRequest>>,
     ) -> Result<Response<GrpcHostBufferStoreResponse>, Status> {
-        let metadata = request
-            .metadata()
-            .get_bin(STORE_METADATA)
-            .and_then(|value| value.to_bytes().ok())
-            .ok_or_else(|| {
-                Status::invalid_argument(format!("HostBufferStore without {STORE_METADATA}"))
-            })?;
-        let metadata = GrpcHostBufferStoreMetadata::decode(metadata)
-            .map_err(|e| Status::invalid_argument(format!("malformed {STORE_METADATA}: {e}")))?;
-        let size = buffer_size(&metadata)?;
-        let buffers = self.buffers(metadata.session_id)?;
-        let end = buffers.ended();
-        let store = buffers
-            .store(metadata.handle, size)
-            .map_err(|e| status::to_tonic(&e))?;
-        let mut chunks = request.into_inner();
-        loop {
-            let chunk = tokio::select! {
-                chunk = chunks.next() => chunk,
-                // The client may keep this stream open for ever.
-                () = end.cancelled() => return Err(session_ended()),
-            };
-            let Some(chunk) = chunk else { break };
-            let data = chunk.map_err(status::malformed)?.data;
-            Counters::add(&self.shared.counters.stored_bytes, data.len() as u64);
-            store.push(data).await.map_err(|e| status::to_tonic(&e))?;
-        }
-        store.finish().map_err(|e| status::to_tonic(&e))?;
-        Ok(Response::new(GrpcHostBufferStoreResponse {}))
+        Err(served_before("HostBufferStore"))
     }
 
     async fn host_buffer_lookup(
         &self,
-        request: Request<GrpcHostBufferLookupRequest>,
+        _request: Request<GrpcHostBufferLookupRequest>,
     ) -> Result<Response<Self::HostBufferLookupStream>, Status> {
-        let request = request.into_inner();
-        let buffers = self.buffers(request.session_id)?;
-        let outgoing = buffers
-            .lookup(request.handle)
-            .map_err(|e| status::to_tonic(&e))?;
-        let (size, is_inline) = match &*outgoing {
-            Outgoing::AtWorker(transfer) => (transfer.size_bytes, transfer.inline.is_some()),
-            Outgoing::Here(strings) => (strings.bytes().len() as u64, false),
-        };
-        let frames = lookup::frames_of(outgoing, &self.shared.ids).await?;
-        let stream = match is_inline {
-            true => frames,
-            false => until(frames, buffers.ended(), Err(session_ended())),
-        };
-        Counters::add(&self.shared.counters.fetched_bytes, size);
-        Ok(Response::new(stream))
+        Err(served_before("HostBufferLookup"))
     }
 
     async fn host_buffer_delete(
@@ -271,13 +222,14 @@ impl GrpcIfrtService for Front {
     }
 }
 
+/// The calls that [`Bulk`](crate::bulk::Bulk) answers, which stands before this service.
+fn served_before(call: &str) -> Status {
+    Status::unimplemented(format!("{call} does not come here"))
+}
+
 /// The size that a client announces.
-fn buffer_size(metadata: &GrpcHostBufferStoreMetadata) -> Result<u64, Status> {
+pub(crate) fn buffer_size(metadata: &GrpcHostBufferStoreMetadata) -> Result<u64, Status> {
     u64::try_from(metadata.buffer_size).map_err(|_| {
         Status::invalid_argument(format!("a host buffer of {} bytes", metadata.buffer_size))
     })
-}
-
-fn session_ended() -> Status {
-    Status::unavailable("the session has ended")
 }

@@ -21,7 +21,7 @@ use std::{
     time::Instant,
 };
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
@@ -220,15 +220,20 @@ impl Incoming {
         if contents.end != Some(Ok(())) || contents.received > limit || contents.adopted.is_some() {
             return None;
         }
-        match contents.chunks.as_slice() {
-            [] => Some(Bytes::new()),
-            [
-                Place {
-                    chunk: Some(Chunk::Memory { bytes, .. }),
-                    ..
-                },
-            ] => Some(bytes.clone()),
+        // The transport may have cut them.
+        let mut parts = contents.chunks.iter().map(|place| match &place.chunk {
+            Some(Chunk::Memory { bytes, .. }) => Some(bytes),
             _ => None,
+        });
+        match contents.chunks.len() {
+            0 => Some(Bytes::new()),
+            1 => parts.next()?.cloned(),
+            _ => parts
+                .try_fold(BytesMut::new(), |mut all, part| {
+                    all.extend_from_slice(part?);
+                    Some(all)
+                })
+                .map(BytesMut::freeze),
         }
     }
 

@@ -2,10 +2,11 @@
 //!
 //! One request's way: `front` (gRPC) -> `session` (one client: handles, order, asynchronous replies) ->
 //! `link` (the op stream to a worker). The proxy holds metadata only (D4): shapes, shardings and which worker holds
-//! which shard. Bytes pass through in frames: host buffers that wait for their array are kept up to a memory bound
+//! which shard. Bytes pass through in frames (`bulk`): host buffers that wait for their array are kept up to a memory bound
 //! and beyond it in an unlinked file (`host_buffers`), fetches are relayed and never kept.
 
 mod array;
+mod bulk;
 mod cluster;
 mod config;
 mod convert;

@@ -3,14 +3,12 @@
 use std::{os::unix::fs::FileExt as _, sync::Arc};
 
 use bytes::{Bytes, BytesMut};
-use futures::{StreamExt as _, stream::BoxStream};
+use futures::{Stream, StreamExt as _, stream::BoxStream};
 use tonic::Status;
-use waystation_proto::{
-    waystation::worker::{FetchDataRequest, ReadPiece, op},
-    xla::ifrt::proxy::GrpcHostBufferLookupResponse,
-};
+use waystation_proto::waystation::worker::{FetchDataRequest, ReadPiece, op};
 
 use crate::{
+    bulk::put_header,
     host_buffers::{Outgoing, Transfer},
     link::{FRAME_BYTES, Ids},
     session::{ReleaseAtEnd, transferred},
@@ -21,8 +19,15 @@ use crate::{
 /// keeps no more than these.
 const PIECES_AT_ONCE: usize = 3;
 
-/// The answer to a lookup.
-pub(crate) type Frames = BoxStream<'static, Result<GrpcHostBufferLookupResponse, Status>>;
+/// Frames of one answer that the transport has at a time: it asks for the next one when it has begun to send the one before.
+const FRAMES_AT_ONCE: usize = 3;
+/// Bytes of the worker's memory in a message. What was read last is still in the processor's cache when it is sent.
+const READ_BYTES: usize = 256 << 10;
+/// Data below this size, in bytes, is copied behind its header: cheaper than a frame of HTTP/2.
+const SMALL_BYTES: usize = 16 << 10;
+
+/// The answer to a lookup: messages of gRPC, in pieces.
+pub(crate) type Frames = BoxStream<'static, Result<Bytes, Status>>;
 
 /// All bytes in their order.
 pub(crate) async fn frames_of(outgoing: Arc<Outgoing>, ids: &Arc<Ids>) -> Result<Frames, Status> {
@@ -96,34 +101,67 @@ async fn one_piece(
 /// What is here already.
 fn frames(mut data: Bytes) -> Frames {
     let count = data.len().div_ceil(FRAME_BYTES).max(1);
-    futures::stream::iter((0..count).map(move |_| {
-        let data = data.split_to(data.len().min(FRAME_BYTES));
-        Ok(GrpcHostBufferLookupResponse { data })
-    }))
-    .boxed()
+    let frames = (0..count).map(move |_| data.split_to(data.len().min(FRAME_BYTES)));
+    futures::stream::iter(frames).flat_map(message).boxed()
+}
+
+/// A message, in a piece of its own where it is small.
+fn message(data: Bytes) -> impl Stream<Item = Result<Bytes, Status>> {
+    let mut header = BytesMut::new();
+    put_header(&mut header, data.len());
+    let data = match data.len() {
+        ..SMALL_BYTES => {
+            header.extend_from_slice(&data);
+            None
+        }
+        _ => Some(data),
+    };
+    futures::stream::iter([Some(header.freeze()), data].into_iter().flatten().map(Ok))
 }
 
 /// The bytes as they lie in the worker's memory. The transfer, and with it the memory, lives until the stream's end.
 fn read(outgoing: Arc<Outgoing>) -> Frames {
-    let start = (0, Bytes::new());
-    futures::stream::unfold(start, move |(offset, last)| {
-        let frame = next_frame(&outgoing, offset, last);
+    let start = (0, Used::default());
+    futures::stream::unfold(start, move |(offset, mut used)| {
+        let frame = next_frame(&outgoing, offset, &mut used);
         futures::future::ready(frame.map(|frame| {
-            let data = frame.as_ref().cloned().unwrap_or_default();
             let next = match &frame {
-                Ok(data) => offset + data.len() as u64,
+                Ok((_, len)) => offset + *len as u64,
                 Err(_) => u64::MAX,
             };
-            let reply = frame.map(|data| GrpcHostBufferLookupResponse { data });
-            (reply, (next, data))
+            (frame.map(|(frame, _)| frame), (next, used))
         }))
     })
     .boxed()
 }
 
-/// The next bytes of a transfer in memory, if there are more. `last`: those before, whose place is used again when nobody
-/// looks at them any more.
-fn next_frame(outgoing: &Outgoing, offset: u64, last: Bytes) -> Option<Result<Bytes, Status>> {
+/// Frames that have been given to the transport. It sends one while the next is read: their memory is used again, since
+/// fresh pages cost about as much as the copy.
+#[derive(Default)]
+struct Used([Bytes; FRAMES_AT_ONCE]);
+
+impl Used {
+    /// Memory of a frame that is sent, with what it held; empty memory where there is none.
+    fn again(&mut self) -> BytesMut {
+        let sent = self.0.iter_mut().find(|frame| frame.is_unique());
+        sent.and_then(|frame| std::mem::take(frame).try_into_mut().ok())
+            .unwrap_or_default()
+    }
+
+    fn keep(&mut self, frame: &Bytes) {
+        // None is empty: it is fresh then, and nobody's loss.
+        if let Some(place) = self.0.iter_mut().find(|frame| frame.is_empty()) {
+            *place = frame.clone();
+        }
+    }
+}
+
+/// The next message of a transfer in memory and how many bytes are in it, if there are more.
+fn next_frame(
+    outgoing: &Outgoing,
+    offset: u64,
+    used: &mut Used,
+) -> Option<Result<(Bytes, usize), Status>> {
     let Outgoing::AtWorker(Transfer {
         file: Some(file),
         size_bytes,
@@ -138,14 +176,27 @@ fn next_frame(outgoing: &Outgoing, offset: u64, last: Bytes) -> Option<Result<By
         piece => piece.min(*size_bytes),
     };
     let left = here.checked_sub(offset).filter(|&left| left > 0)?;
-    let len = usize::try_from(left).map_or(FRAME_BYTES, |left| left.min(FRAME_BYTES));
-    let mut bytes = last.try_into_mut().unwrap_or_else(|_| BytesMut::new());
-    bytes.resize(len, 0);
+    let len = usize::try_from(left).map_or(READ_BYTES, |left| left.min(READ_BYTES));
+    let mut header = BytesMut::new();
+    put_header(&mut header, len);
+    let mut frame = used.again();
+    let size = header.len() + len;
+    // Filled with zeros only where it is not a frame of this size again.
+    frame.resize(size, 0);
+    let (place, data) = frame.split_at_mut(header.len());
+    place.copy_from_slice(&header);
     // Memory, as a copy is: nothing to wait for.
-    let read = file.read_exact_at(&mut bytes, offset);
-    Some(read.map(|()| bytes.freeze()).map_err(|error| {
-        Status::unavailable(format!("the worker's memory cannot be read: {error}"))
-    }))
+    let read = file.read_exact_at(data, offset);
+    Some(match read {
+        Ok(()) => {
+            let frame = frame.freeze();
+            used.keep(&frame);
+            Ok((frame, len))
+        }
+        Err(error) => Err(Status::unavailable(format!(
+            "the worker's memory cannot be read: {error}"
+        ))),
+    })
 }
 
 /// The worker's frames as they come; HTTP/2 slows the worker down to the client's speed. The transfer lives until the
@@ -165,11 +216,12 @@ async fn relay(outgoing: Arc<Outgoing>, transfer: &Transfer) -> Result<Frames, S
         .map_err(|e| lost(&e))?
         .into_inner();
     Ok(frames
-        .map(move |frame| {
+        .flat_map(move |frame| {
             let _until_the_end = &outgoing;
-            frame
-                .map(|frame| GrpcHostBufferLookupResponse { data: frame.data })
-                .map_err(|e| lost(&e))
+            match frame {
+                Ok(frame) => message(frame.data).left_stream(),
+                Err(e) => futures::stream::iter([Err(lost(&e))]).right_stream(),
+            }
         })
         .boxed())
 }

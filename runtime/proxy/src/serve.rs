@@ -12,11 +12,12 @@ use tokio::{
 use tokio_stream::{Stream, StreamExt as _, wrappers::UnixListenerStream};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Server, server::TcpIncoming};
-use waystation_proto::xla::ifrt::proxy::grpc_ifrt_service_server::GrpcIfrtServiceServer;
 use waystation_scheduler::patient;
 
 use crate::{
-    Config, Error, cluster,
+    Config, Error,
+    bulk::Bulk,
+    cluster,
     counters::Counters,
     flags::{Flags, Verdict},
     front::Front,
@@ -31,6 +32,10 @@ use crate::{
 /// Part of the bound on host buffers, in bytes, for those that are not counted yet or any more: in the transport's windows
 /// and in the frames towards a worker. A quarter of a small bound.
 const UNDER_WAY_BYTES: u64 = 64 << 20;
+
+/// Frames of HTTP/2 that clients may send, in bytes. Each is handed on by itself: in the usual 16 KiB the bytes of an array
+/// cost a wake-up every few of them.
+const MAX_FRAME_BYTES: u32 = 1 << 20;
 
 /// How long the end waits for recordings that are on their way to their bucket.
 const RECORDING_GRACE: Duration = Duration::from_secs(5);
@@ -89,14 +94,13 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
     let bound = config.host_buffer_memory_bytes;
     let memory = HostMemory::new(bound - UNDER_WAY_BYTES.min(bound / 4), counters);
     let front = Front::new(shared, memory, config.max_sessions, shutdown.clone());
-    let service = GrpcIfrtServiceServer::new(front)
-        .max_decoding_message_size(usize::MAX)
-        .max_encoding_message_size(usize::MAX);
+    let service = Bulk::before(front);
     tracing::info!(%address, "proxy listens");
     let server = || {
         Server::builder()
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .max_frame_size(MAX_FRAME_BYTES)
             .http2_keepalive_interval(Some(config.keepalive_interval))
             .http2_keepalive_timeout(Some(config.keepalive_timeout))
             .add_service(service.clone())

@@ -21,9 +21,9 @@ use crate::{
 };
 
 /// Smaller shards are read whole.
-const PIECES_FROM_BYTES: u64 = 16 << 20;
-/// Of every piece but the last.
-const PIECE_BYTES: usize = 8 << 20;
+const PIECES_FROM_BYTES: u64 = 4 << 20;
+/// The most in a piece.
+const MAX_PIECE_BYTES: usize = 8 << 20;
 
 /// A shard that is read in pieces.
 pub(super) struct Held {
@@ -36,6 +36,13 @@ impl Held {
         self.first.is_back();
         self.slot.unhold();
     }
+}
+
+/// Bytes of every piece of a shard but the last: a quarter of it, so that the client soon has something to do.
+fn piece_bytes(shard: &Shard) -> usize {
+    usize::try_from(shard.bytes() / 4).map_or(MAX_PIECE_BYTES, |quarter| {
+        quarter.next_multiple_of(4096).min(MAX_PIECE_BYTES)
+    })
 }
 
 /// Whether all of the shard is wanted, it is large, and its bytes lie on the device as they are wanted.
@@ -67,8 +74,9 @@ impl Session {
         let reader = self.produce(vec![slot]);
         let (core, serial) = (Arc::clone(&self.core), self.serial);
         let buffer = shard.buffer.clone();
+        let piece = piece_bytes(shard);
         self.core.runtime.spawn_blocking(move || {
-            let block = core.segments.take(PIECE_BYTES);
+            let block = core.segments.take(piece);
             let then = move |first: Option<Block>| {
                 core.post(serial, move |session| {
                     if let Some(slot) = session.take_produced(reader).pop() {
@@ -77,9 +85,7 @@ impl Session {
                 });
             };
             match block {
-                Some(block) => copy(&buffer, 0, PIECE_BYTES, block, move |first| {
-                    then(first.ok())
-                }),
+                Some(block) => copy(&buffer, 0, piece, block, move |first| then(first.ok())),
                 None => then(None),
             }
         });
@@ -113,7 +119,7 @@ impl Session {
             transfer,
             size_bytes: shard.bytes(),
             segment: first.lend(),
-            piece_bytes: PIECE_BYTES as u64,
+            piece_bytes: first.len() as u64,
             ..ReadDone::default()
         };
         let held = State::InPieces(Held { slot, first });
@@ -124,7 +130,7 @@ impl Session {
     /// One more piece of a shard.
     pub(in crate::session) fn next_piece(&mut self, op: &ReadPiece) {
         let held = match self.transfers.by_id.get(&op.of) {
-            Some(State::InPieces(held)) => Some(Rc::clone(&held.slot)),
+            Some(State::InPieces(held)) => Some((Rc::clone(&held.slot), held.first.len())),
             _ => None,
         };
         let transfer = op.transfer;
@@ -138,7 +144,7 @@ impl Session {
         if self.transfers.by_id.insert(transfer, coming).is_some() {
             tracing::warn!(transfer, "a transfer id was used twice");
         }
-        let Some(slot) = held else {
+        let Some((slot, piece)) = held else {
             let fault = status::invalid(format!("transfer {} does not come in pieces", op.of));
             self.read_done(transfer, Err(Arc::new(fault)));
             return;
@@ -149,7 +155,7 @@ impl Session {
             Value::Pending { .. } => return,
         };
         let size = match usize::try_from(op.size) {
-            Ok(size) if size <= PIECE_BYTES => size,
+            Ok(size) if size <= piece => size,
             _ => {
                 let fault = status::invalid(format!("a piece of {} bytes", op.size));
                 self.read_done(transfer, Err(Arc::new(fault)));
@@ -163,7 +169,7 @@ impl Session {
         slot.hold();
         let reader = self.produce(vec![slot]);
         self.core.runtime.spawn_blocking(move || {
-            let block = match core.segments.take(PIECE_BYTES) {
+            let block = match core.segments.take(piece) {
                 Some(block) => Ok(block),
                 None => AlignedBytes::zeroed(size).map(Block::from),
             };
