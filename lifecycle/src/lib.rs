@@ -11,5 +11,6 @@
 //! name from [`bucket::layout`] and goes to [`bucket::Bucket::store`].
 
 pub mod bucket;
+mod federation;
 pub mod gcs;
 pub mod policy;

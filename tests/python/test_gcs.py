@@ -224,3 +224,63 @@ def test_doctor_names_rights_and_rules(double):
     status, output = doctor()
     assert status == 64 and "!! storage.objects.create: not granted: nothing is published" in output, output
     assert "-- storage.buckets.update: not granted: no lifecycle rule is added" in output, output
+
+
+def credentials(kind, url, folder):
+    """A credentials file, as Google's own tools take it."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    file = folder / "credentials.json"
+    if kind == "service account key":
+        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        pem = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        account = {"private_key": pem.decode(), "private_key_id": "1", "client_email": "trainer@example.invalid"}
+        file.write_text(json.dumps({"type": "service_account", "token_uri": f"{url}/token", "client_id": "1", **account}))
+        return file
+    subject = folder / "subject"
+    subject.write_text("subject of the workload")
+    account = {
+        "type": "external_account",
+        "audience": "//iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p/providers/q",
+        "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+        "token_url": f"{url}/sts/v1/token",
+        "credential_source": {"file": str(subject)},
+    }
+    if kind == "impersonation":
+        impersonated = "serviceAccounts/trainer@example.invalid:generateAccessToken"
+        account["service_account_impersonation_url"] = f"{url}/iam/v1/projects/-/{impersonated}"
+    file.write_text(json.dumps(account))
+    return file
+
+
+@pytest.mark.parametrize("kind", ["service account key", "federation", "impersonation"])
+def test_a_cluster_goes_by_the_credentials_of_a_file(double, tmp_path, kind):
+    environment = {"GOOGLE_BASE_URL": double, "HOME": str(tmp_path)}
+    # What is not signed is refused, and what is exchanged is good for a second.
+    order(double, "tokens", required=True, lifetime_seconds=1)
+    environment["GOOGLE_APPLICATION_CREDENTIALS"] = str(credentials(kind, double, tmp_path))
+    code = CONNECT + "print(jax.jit(lambda x: x * 3 + 1)(jnp.arange(4)).tolist())"
+
+    def run(name):
+        folder = tmp_path / name
+        folder.mkdir()
+        cluster = Cluster(folder, f"--gcs_scratch_location={LOCATION}", f"--log_dir={folder}", environment=environment)
+        try:
+            status, output = cluster.run_code(code)
+            assert status == 0 and "[1, 4, 7, 10]" in output, output
+            wait_for(lambda: contents(double)["lifecycle"], 30, "the manager's rule is there")
+            assert not [line for log in folder.glob("*.log") for line in warnings(log)]
+            return cluster.totals()
+        finally:
+            cluster.stop()
+
+    assert run("first")["compiles"] > 0 and entries(double)
+    totals = run("second")
+    assert totals["bucket_hits"] > 0 and totals["compiles"] == 0, totals
+    answers = [call for call in order(double, "log", "GET") if not call["target"].startswith("/_double")]
+    assert not [call for call in answers if call["status"] == 401], "every request came with a good token"
+    exchanged = [call for call in answers if call["target"].startswith(("/sts/", "/iam/"))]
+    assert bool(exchanged) == (kind != "service account key")

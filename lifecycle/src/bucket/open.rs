@@ -1,6 +1,7 @@
 //! Opening a location.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use object_store::{BackoffConfig, ClientOptions, ObjectStore, ObjectStoreExt, Re
 
 use super::folder::Folder;
 use super::{Error, Location, layout};
+use crate::federation::Federation;
 use crate::gcs;
 
 /// How long [`Bucket::probe`] is given where the caller has no better figure: a start-up must not hang for a dead
@@ -50,7 +52,7 @@ impl Bucket {
     /// * `file://`: the folder is made where it is missing. A write is complete, synced to the disk and visible as a
     ///   whole when it returns, as in a cloud store. Objects are files; a create that must not write over is a link.
     /// * `gs://`: credentials are found as Google's own tools find them (a service account file, application default
-    ///   credentials, the metadata server), and the `GOOGLE_*` variables that `object_store` knows are obeyed.
+    ///   credentials, workload identity federation among them, the metadata server), and the `GOOGLE_*` variables that `object_store` knows are obeyed.
     /// * `s3://`: credentials and endpoint from the `AWS_*` variables or the instance.
     /// * `memory://`: an empty store of its own at each call.
     ///
@@ -209,6 +211,9 @@ struct Endpoint {
     signed: bool,
 }
 
+/// Where gcloud leaves credentials, below the home directory.
+const GCLOUD_FILE: &str = ".config/gcloud/application_default_credentials.json";
+
 /// Ours first, so that the variables win.
 fn gcs(
     bucket: &str,
@@ -218,7 +223,12 @@ fn gcs(
         // The metadata server and emulators have no TLS; Google's own endpoint is never asked without it.
         .with_client_options(client_options().with_allow_http(true))
         .with_retry(retry());
+    let mut home = None;
     for (name, value) in variables {
+        if name == "HOME" {
+            home = Some(PathBuf::from(value));
+            continue;
+        }
         let name = name.to_ascii_lowercase();
         if !name.starts_with("google_") && name != "service_account" {
             continue;
@@ -226,6 +236,21 @@ fn gcs(
         // Many variables of that name are not the store's.
         if let Ok(key) = name.parse() {
             builder = builder.with_config(key, value);
+        }
+    }
+    // What the store goes by where neither a token nor a service account is given; this type it does not know.
+    let given = |key| builder.get_config_value(&key);
+    let others = [
+        GoogleConfigKey::BearerToken,
+        GoogleConfigKey::ServiceAccount,
+        GoogleConfigKey::ServiceAccountKey,
+    ];
+    if !others.into_iter().any(|key| given(key).is_some()) {
+        let file = given(GoogleConfigKey::ApplicationCredentials).map(PathBuf::from);
+        let file = file.or_else(|| Some(home?.join(GCLOUD_FILE)));
+        let found = file.map(|file| Federation::read(&file));
+        if let Some(federation) = found.transpose()?.flatten() {
+            builder = builder.with_credentials(Arc::new(federation));
         }
     }
     let unsigned = builder.get_config_value(&GoogleConfigKey::SkipSignature);

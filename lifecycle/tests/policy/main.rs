@@ -4,6 +4,7 @@
 
 mod aging;
 mod credentials;
+mod federation;
 mod keeping;
 mod rules;
 

@@ -1,5 +1,6 @@
 //! The way of a request: an ordered fault, credentials, the API that it is for.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::body::{Body, to_bytes};
@@ -7,8 +8,10 @@ use axum::extract::{Request, State as Shared};
 use axum::http::Response;
 use bytes::Bytes;
 use futures::StreamExt as _;
+use serde_json::json;
 
 use crate::call::Call;
+use crate::clock::rfc3339;
 use crate::fault::Kind;
 use crate::reply::{Refusal, Reply};
 use crate::state::{Logged, State};
@@ -120,12 +123,60 @@ fn refuse(call: &Call, refusal: &Refusal) -> Reply {
     }
 }
 
-/// The metadata server of a machine, and the token endpoint of service accounts.
+/// The exchange of a workload's own token, any that begins with "subject", for one of Google's.
+fn exchange(state: &mut State, call: &Call) -> Reply {
+    let form: BTreeMap<_, _> = url::form_urlencoded::parse(&call.body).collect();
+    let has = |name: &str, text: &str| form.get(name).is_some_and(|value| value.starts_with(text));
+    let good = call.method == "POST"
+        && has(
+            "grant_type",
+            "urn:ietf:params:oauth:grant-type:token-exchange",
+        )
+        && has(
+            "requested_token_type",
+            "urn:ietf:params:oauth:token-type:access_token",
+        )
+        && has("subject_token_type", "urn:ietf:params:oauth:token-type:")
+        && has("audience", "//iam.googleapis.com/")
+        && has("scope", "https://www.googleapis.com/auth/");
+    let refused = |error: &str| Reply::json(&json!({"error": error})).status(400);
+    match (good, has("subject_token", "subject")) {
+        (false, _) => refused("invalid_request"),
+        (true, false) => refused("invalid_grant"),
+        (true, true) => {
+            let now = state.now();
+            Reply::json(&state.tokens.issue(now))
+        }
+    }
+}
+
+/// A service account's token for a good one of somebody else.
+fn impersonate(state: &mut State, call: &Call, account: &str) -> Result<Reply, Refusal> {
+    let now = state.now();
+    let asked = account.ends_with(":generateAccessToken") && call.method == "POST";
+    if !asked || !String::from_utf8_lossy(&call.body).contains("\"scope\"") {
+        return Err(Refusal::Invalid("no request for a token".to_owned()));
+    }
+    if !state.tokens.is_issued(call.token(), now) {
+        return Err(Refusal::Unauthorized);
+    }
+    let issued = state.tokens.issue(now);
+    let ends = rfc3339(now + state.tokens.lifetime);
+    Ok(Reply::json(
+        &json!({"accessToken": issued["access_token"], "expireTime": ends}),
+    ))
+}
+
+/// The metadata server of a machine, the token endpoint of service accounts, and those of federated identities.
 fn metadata(state: &mut State, call: &Call) -> Option<Reply> {
     let path: Vec<_> = call.path.iter().map(String::as_str).collect();
     let now = state.now();
     match path[..] {
         ["token"] if call.method == "POST" => Some(Reply::json(&state.tokens.issue(now))),
+        ["sts", "v1", "token"] => Some(exchange(state, call)),
+        ["iam", "v1", "projects", "-", "serviceAccounts", account] => {
+            Some(impersonate(state, call, account).unwrap_or_else(|refusal| refusal.json()))
+        }
         [
             "computeMetadata",
             "v1",

@@ -48,17 +48,24 @@ impl Tokens {
         self.issued.clear();
     }
 
+    /// Whether a token is one of those that were handed out, and still good.
+    pub(crate) fn is_issued(&self, token: Option<&str>, now: Time) -> bool {
+        let ends = token.and_then(|token| self.issued.get(token));
+        ends.is_some_and(|ends| now < *ends)
+    }
+
     pub(crate) fn check(&self, token: Option<&str>, now: Time) -> Result<(), Refusal> {
         if !self.required {
             return Ok(());
         }
-        let expires = token.and_then(|token| match self.issued.get(token) {
-            Some(expires) => Some(expires.timestamp()),
-            None => signed(token),
-        });
-        match expires {
-            Some(expires) if now.timestamp() < expires => Ok(()),
-            _ => Err(Refusal::Unauthorized),
+        let good = self.is_issued(token, now)
+            || token
+                .and_then(signed)
+                .is_some_and(|ends| now.timestamp() < ends);
+        if good {
+            Ok(())
+        } else {
+            Err(Refusal::Unauthorized)
         }
     }
 }
