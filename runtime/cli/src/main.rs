@@ -24,12 +24,14 @@ mod output;
 mod pathways;
 mod plugin;
 mod python;
+mod record;
 mod retention;
 mod sharing;
 mod signals;
 mod size;
 mod telemetry;
 mod threads;
+mod worker_cache;
 mod xla_flags;
 
 use std::process::ExitCode;

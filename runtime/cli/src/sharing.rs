@@ -181,7 +181,7 @@ mod tests {
             .into();
         line.extend_from_slice(flags);
         match args::parse(line).unwrap().command {
-            Command::Worker(args) => args.sharing,
+            Command::Worker(args) => args.cache.sharing,
             other => panic!("{other:?}"),
         }
     }

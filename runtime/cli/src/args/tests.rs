@@ -85,7 +85,7 @@ fn server_is_resource_manager_or_worker() {
     assert_eq!(parsed.warnings.len(), 1);
     let parsed = line("w server --server_port=29005 --resource_manager_address=h:29001 --gcs_scratch_location=gs://b/t").unwrap();
     assert!(
-        matches!(&parsed.command, Command::Worker(args) if args.gcs_scratch_location.as_deref() == Some("gs://b/t"))
+        matches!(&parsed.command, Command::Worker(args) if args.cache.gcs_scratch_location.as_deref() == Some("gs://b/t"))
     );
     assert!(
         matches!(line("w server --help"), Err(Stop::Show(text)) if text.contains("--node_type"))

@@ -13,17 +13,16 @@ use waystation_cache::config::Disk;
 
 use crate::{
     argv::parse_bool,
-    cache_args::CacheArgs,
     command::{compile_child::InChild, proxy::MAX_SESSIONS},
-    disk_cache::{self, DiskArgs},
     error::Failure,
     large_transfers,
     local_transfers::LocalTransfers,
     location::{self, Opened},
     plugin, python,
+    record::RecordArgs,
     retention::RetentionArgs,
-    sharing::SharingArgs,
     size::{parse_bytes, parse_some_bytes},
+    worker_cache::WorkerCacheArgs,
 };
 
 /// What the cluster consists of.
@@ -38,17 +37,10 @@ pub(crate) struct ClusterArgs {
     /// Devices of each worker, for CPU plugins [default: the plugin's]
     #[arg(long = "devices_per_worker", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) devices_per_worker: Option<u32>,
-    /// Bucket for compiled programs: gs://BUCKET/PREFIX, s3://..., file:///PATH or memory:// [default: memory://]
-    #[arg(long = "gcs_scratch_location", value_name = "LOCATION")]
-    pub(crate) gcs_scratch_location: Option<String>,
     #[command(flatten)]
-    pub(crate) disk: DiskArgs,
-    #[command(flatten)]
-    pub(crate) cache: CacheArgs,
+    pub(crate) cache: WorkerCacheArgs,
     #[command(flatten)]
     pub(crate) retention: RetentionArgs,
-    #[command(flatten)]
-    pub(crate) sharing: SharingArgs,
     /// PJRT plugin: cpu, cuda, tpu, or the path of a shared library
     #[arg(long = "pjrt_plugin", value_name = "NAME|PATH", default_value = "cpu")]
     pub(crate) pjrt_plugin: String,
@@ -92,14 +84,8 @@ pub(crate) struct ClusterArgs {
         value_enum
     )]
     pub(crate) transport: Transport,
-    /// Store each compile request here, for `cache warm`: gs://BUCKET/PREFIX, s3://..., or file:///PATH [default: none]
-    #[arg(long = "record_programs", value_name = "LOCATION")]
-    pub(crate) record_programs: Option<String>,
-    /// Only record: answer each compile once it is stored, compile nothing and refuse to execute
-    #[arg(long = "record_only", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "false",
-          default_missing_value = "true", hide_default_value = true, value_parser = parse_bool, action = ArgAction::Set,
-          requires = "record_programs")]
-    pub(crate) record_only: bool,
+    #[command(flatten)]
+    pub(crate) record: RecordArgs,
     /// Folder for the logs of proxy, resource manager and workers [default: a temporary one]
     #[arg(long = "log_dir", value_name = "FOLDER")]
     pub(crate) log_dir: Option<PathBuf>,
@@ -126,10 +112,9 @@ pub(crate) struct Plan {
     devices_per_worker: Option<u32>,
     location: Option<String>,
     disk: Option<Disk>,
-    cache: CacheArgs,
+    cache: WorkerCacheArgs,
     bucket_unwell: bool,
     retention: RetentionArgs,
-    sharing: SharingArgs,
     plugin: PathBuf,
     lapack: Option<PathBuf>,
     device_memory_bytes: Option<u64>,
@@ -141,8 +126,7 @@ pub(crate) struct Plan {
     large_transfer_directory: Option<PathBuf>,
     /// The abstract Unix socket of the proxy, if clients shall use one.
     unix_socket: Option<String>,
-    record_programs: Option<String>,
-    record_only: bool,
+    record: RecordArgs,
     xla_flags: Vec<String>,
 }
 
@@ -190,16 +174,10 @@ impl Plan {
             large_transfers::check(directory)?;
         }
         // What the file holds is the workers' to read again.
-        drop(args.sharing.signing_key()?);
-        let record_programs = match &args.record_programs {
-            None => None,
-            Some(text) => {
-                let bucket = location::for_writing("--record_programs", text).await?;
-                Some(bucket.location().to_string())
-            }
-        };
+        drop(args.cache.sharing.signing_key()?);
+        let record = args.record.checked().await?;
         // A bucket that is not well is warned of here, once; the workers begin without it, and do not ask again at once.
-        let opened = location::open_and_ask(args.gcs_scratch_location.as_deref()).await?;
+        let opened = location::open_and_ask(args.cache.gcs_scratch_location.as_deref()).await?;
         let (bucket, bucket_unwell) = match opened {
             None => (None, false),
             Some(Opened::Well(bucket)) => (Some(bucket), false),
@@ -209,12 +187,11 @@ impl Plan {
             slices: args.slices,
             workers: args.workers,
             devices_per_worker: args.devices_per_worker,
-            disk: args.disk.disk()?,
+            disk: args.cache.disk.disk()?,
             location: bucket.map(|bucket| bucket.location().to_string()),
             cache: args.cache.clone(),
             bucket_unwell,
             retention: args.retention.clone(),
-            sharing: args.sharing.clone(),
             plugin,
             lapack,
             device_memory_bytes: args.device_memory_bytes,
@@ -224,8 +201,7 @@ impl Plan {
             local_transfers: args.local_transfers,
             large_transfer_directory: args.large_transfer_directory.clone(),
             unix_socket: (args.transport == Transport::Unix).then(socket_name),
-            record_programs,
-            record_only: args.record_only,
+            record,
             xla_flags,
         })
     }
@@ -299,7 +275,6 @@ impl Plan {
                 arguments.push(flag("slice_tasks", self.workers.to_string()));
                 arguments.push(flag("pjrt_plugin", &self.plugin));
                 arguments.extend(self.lapack.as_ref().map(|path| flag("lapack", path)));
-                arguments.extend(self.cache.arguments());
                 arguments.push(flag("compile_in_child", self.compile_in_child.as_str()));
                 arguments.push(flag("local_transfers", self.local_transfers.as_str()));
                 arguments.extend(
@@ -310,25 +285,16 @@ impl Plan {
                     self.device_memory_bytes
                         .map(|bytes| flag("device_memory_bytes", bytes.to_string())),
                 );
-                arguments.extend(
-                    self.location
-                        .as_ref()
-                        .map(|location| flag("gcs_scratch_location", location)),
-                );
-                arguments.extend(self.disk.iter().flat_map(disk_cache::flags));
                 arguments.extend(self.retention.ttl.arguments());
                 arguments.extend(self.bucket_unwell.then(|| "--bucket_unwell".into()));
                 // A worker that is started again is to know what the one before died of; the next cluster is not.
-                arguments.extend(self.sharing.flags(folder.join("state")));
+                let state = folder.join("state");
+                let (location, disk) = (self.location.as_deref(), self.disk.as_ref());
+                arguments.extend(self.cache.flags(location, disk, state));
             }
             Role::Proxy => {
                 arguments.push("--status_port=0".into());
-                arguments.extend(
-                    self.record_programs
-                        .as_ref()
-                        .map(|location| flag("record_programs", location)),
-                );
-                arguments.extend(self.record_only.then(|| "--record_only".into()));
+                arguments.extend(self.record.flags());
                 arguments.push(flag(
                     "host_buffer_memory",
                     self.host_buffer_memory.to_string(),
@@ -386,6 +352,25 @@ mod tests {
         }
     }
 
+    fn cache() -> WorkerCacheArgs {
+        let flags = "--nocache_keep_hlo_text --cache_history=/h --cache_mode=read-only";
+        let line = format!("waystation run {flags} -- true");
+        match args::parse(line.split(' ').map(OsString::from).collect())
+            .unwrap()
+            .command
+        {
+            Command::Run(run) => run.cluster.cache,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn record() -> RecordArgs {
+        RecordArgs {
+            record_programs: Some("file:///r".to_owned()),
+            record_only: true,
+        }
+    }
+
     fn plan() -> Plan {
         Plan {
             slices: 2,
@@ -396,16 +381,9 @@ mod tests {
                 bytes: 8,
                 ..Disk::new("/d")
             }),
-            cache: CacheArgs {
-                cache_keep_hlo_text: false,
-                cache_history: Some("/h".into()),
-            },
+            cache: cache(),
             bucket_unwell: true,
             retention: retention(),
-            sharing: SharingArgs {
-                cache_mode: CacheMode::ReadOnly,
-                ..SharingArgs::default()
-            },
             plugin: "/p.so".into(),
             lapack: Some("/l.so".into()),
             device_memory_bytes: Some(9),
@@ -415,8 +393,7 @@ mod tests {
             local_transfers: LocalTransfers::Off,
             large_transfer_directory: None,
             unix_socket: Some("s".to_owned()),
-            record_programs: Some("file:///r".to_owned()),
-            record_only: true,
+            record: record(),
             xla_flags: vec!["--xla_a=1".to_owned()],
         }
     }
@@ -446,15 +423,19 @@ mod tests {
             (worker.pjrt_plugin.as_str(), worker.devices_per_worker),
             ("/p.so", Some(4))
         );
-        assert_eq!(worker.gcs_scratch_location.as_deref(), Some("file:///b"));
-        let disk = worker.disk.disk().unwrap().unwrap();
+        assert_eq!(
+            worker.cache.gcs_scratch_location.as_deref(),
+            Some("file:///b")
+        );
+        let disk = worker.cache.disk.disk().unwrap().unwrap();
         assert_eq!((disk.folder.as_path(), disk.bytes), (Path::new("/d"), 8));
-        assert_eq!(worker.cache, plan().cache);
+        assert_eq!(worker.cache.cache, cache().cache);
+        assert!(!worker.cache.cache.cache_keep_hlo_text);
         assert!(worker.bucket_unwell);
         assert_eq!(worker.ttl, retention().ttl);
-        assert_eq!(worker.sharing.cache_mode, CacheMode::ReadOnly);
+        assert_eq!(worker.cache.sharing.cache_mode, CacheMode::ReadOnly);
         assert_eq!(
-            worker.sharing.state_dir.as_deref(),
+            worker.cache.sharing.state_dir.as_deref(),
             Some(Path::new("/r/state"))
         );
         assert_eq!(worker.lapack.as_deref(), Some(Path::new("/l.so")));
@@ -477,8 +458,7 @@ mod tests {
             Some(Path::new("/r/large_transfers"))
         );
         assert_eq!(proxy.unix_socket.as_deref(), Some("s"));
-        assert_eq!(proxy.record_programs.as_deref(), Some("file:///r"));
-        assert!(proxy.record_only);
+        assert_eq!(proxy.record, record());
 
         let line = plan().arguments(Role::ResourceManager, None, Path::new("/r"));
         let line = std::iter::once("w".into()).chain(line).collect();

@@ -1,15 +1,13 @@
 //! `proxy`.
 
-use std::{path::PathBuf, sync::Arc};
+use std::path::PathBuf;
 
-use clap::ArgAction;
 use tokio::sync::oneshot;
-use waystation_cache::recording::Recorder;
-use waystation_proxy::{Error, Recording};
+use waystation_proxy::Error;
 
 use crate::{
-    args::RoleArgs, argv::parse_bool, error::Failure, large_transfers, lifetime, listen,
-    local_transfers::LocalTransfers, location, size::parse_bytes, xla_flags,
+    args::RoleArgs, error::Failure, large_transfers, lifetime, listen,
+    local_transfers::LocalTransfers, record::RecordArgs, size::parse_bytes, xla_flags,
 };
 
 /// Port of Pathways' proxy.
@@ -61,14 +59,8 @@ pub(crate) struct Args {
         value_enum
     )]
     pub(crate) local_transfers: LocalTransfers,
-    /// Store each compile request here, for `cache warm`: gs://BUCKET/PREFIX, s3://..., or file:///PATH [default: none]
-    #[arg(long = "record_programs", value_name = "LOCATION")]
-    pub(crate) record_programs: Option<String>,
-    /// Only record: answer each compile once it is stored, compile nothing and refuse to execute
-    #[arg(long = "record_only", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "false",
-          default_missing_value = "true", hide_default_value = true, value_parser = parse_bool, action = ArgAction::Set,
-          requires = "record_programs")]
-    pub(crate) record_only: bool,
+    #[command(flatten)]
+    pub(crate) record: RecordArgs,
     #[command(flatten)]
     pub(crate) role: RoleArgs,
 }
@@ -102,13 +94,7 @@ pub(crate) fn run(args: Args, own_flags: Vec<String>) -> Result<(), Failure> {
     config.flags_taken = Some(sender);
     config.release_memory = waystation_pjrt::release_free_heap;
     lifetime::run(args.role.parent_stdin, async |stop| {
-        if let Some(text) = &args.record_programs {
-            let bucket = location::for_writing("--record_programs", text).await?;
-            config.recording = Some(Recording {
-                recorder: Arc::new(Recorder::start(bucket)),
-                only: args.record_only,
-            });
-        }
+        config.recording = args.record.recording().await?;
         // A proxy whose flags may yet be refused is not ready.
         let ready = async {
             if asks && taken.await.is_err() {

@@ -5,19 +5,9 @@ use std::path::PathBuf;
 use clap::ArgAction;
 
 use crate::{
-    args::RoleArgs,
-    argv::parse_bool,
-    cache_args::CacheArgs,
-    command::compile_child::InChild,
-    disk_cache::DiskArgs,
-    error::Failure,
-    lifetime, listen,
-    local_transfers::LocalTransfers,
-    location, plugin, python,
-    retention::TtlArgs,
-    sharing::{self, SharingArgs},
-    size::parse_some_bytes,
-    threads,
+    args::RoleArgs, argv::parse_bool, command::compile_child::InChild, error::Failure, lifetime,
+    listen, local_transfers::LocalTransfers, location, plugin, python, retention::TtlArgs, sharing,
+    size::parse_some_bytes, threads, worker_cache::WorkerCacheArgs,
 };
 
 /// Port of Pathways' workers.
@@ -57,17 +47,10 @@ pub(crate) struct Args {
     /// LAPACK library for linear algebra with CPU plugins [default: SciPy's, or that of the Python package scipy-openblas32]
     #[arg(long = "lapack", value_name = "PATH")]
     pub(crate) lapack: Option<PathBuf>,
-    /// Bucket for compiled programs: gs://BUCKET/PREFIX, s3://..., file:///PATH or memory:// [default: memory://]
-    #[arg(long = "gcs_scratch_location", value_name = "LOCATION")]
-    pub(crate) gcs_scratch_location: Option<String>,
     #[command(flatten)]
-    pub(crate) disk: DiskArgs,
-    #[command(flatten)]
-    pub(crate) cache: CacheArgs,
+    pub(crate) cache: WorkerCacheArgs,
     #[command(flatten)]
     pub(crate) ttl: TtlArgs,
-    #[command(flatten)]
-    pub(crate) sharing: SharingArgs,
     /// Memory that arrays and executions may take of each device [default: no limit but the device's own]
     #[arg(long = "device_memory_bytes", value_name = "SIZE", value_parser = parse_some_bytes)]
     pub(crate) device_memory_bytes: Option<u64>,
@@ -109,7 +92,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let python = args.python.clone().or_else(|| python::choose(None));
     let plugin = plugin::find(&args.pjrt_plugin, python.as_deref())?;
     let lapack = plugin::lapack(args.lapack, &args.pjrt_plugin, python.as_deref())?;
-    let disk = args.disk.disk()?;
+    let disk = args.cache.disk.disk()?;
     let listener = listen::bind(args.role.bind_address, args.server_port, "--server_port")?;
     let address = listen::address(&listener)?;
     let advertise = listen::reachable(address, &args.resource_manager_address);
@@ -121,14 +104,13 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         limits.segments = 0;
     }
     lifetime::run(args.role.parent_stdin, async |stop| {
-        let location = args.gcs_scratch_location.as_deref();
+        let location = args.cache.gcs_scratch_location.as_deref();
         let bucket = if args.bucket_unwell {
             location::open_unwell(location).await?
         } else {
             location::open(location).await?
         };
-        let cache = args.cache.config(bucket, disk);
-        let mut cache = args.sharing.apply(cache, sharing::state_dir())?;
+        let mut cache = args.cache.config(bucket, disk, sharing::state_dir())?;
         args.ttl.apply(&mut cache);
         let config = waystation_worker::Config {
             listener,
