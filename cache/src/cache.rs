@@ -154,8 +154,8 @@ impl Cache {
     {
         let inner = &*self.inner;
         inner.note_treatment(key);
-        if !key.is_cacheable() {
-            inner.counters.uncacheable.one();
+        if let Treatment::Uncacheable { reason } = key.treatment() {
+            inner.counters.uncacheable(reason);
             let (entry, _) = inner.compile(key, compile).await?;
             return Ok((entry, Origin::Compiled));
         }
@@ -192,6 +192,7 @@ impl Cache {
         if entry.executable.is_empty() {
             // It would be of no use to anybody else, not even to those who wait.
             inner.counters.uncacheable.one();
+            inner.counters.uncacheable_plugin.one();
             return Ok((entry, Origin::Compiled));
         }
         inner.memory.put(key.digest(), &entry);

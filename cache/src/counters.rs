@@ -131,8 +131,16 @@ counters! {
     /// Requests whose program could only be keyed on its raw bytes.
     key_fallbacks,
     /// Requests that were compiled and not kept: the program holds addresses of its process, or the plugin does not
-    /// serialize executables.
+    /// serialize executables. The next four are these by reason.
     uncacheable,
+    /// Their program calls back into the Python process that sent it.
+    uncacheable_callback,
+    /// Their program is to be partitioned by a Python object of the process that sent it.
+    uncacheable_partitioner,
+    /// Their program does one of these in a part that is not understood.
+    uncacheable_unread,
+    /// The plugin does not serialize executables.
+    uncacheable_plugin,
     /// Entries that the plugin refused to load ([`crate::Cache::reject`]).
     rejected,
     /// Microseconds of compiling that disk and bucket hits have saved, by the note of those who compiled.
@@ -140,6 +148,20 @@ counters! {
 }
 
 impl Counters {
+    /// Counts a request for a program that means something only in the process that sent it. `construct`: what it calls.
+    pub(crate) fn uncacheable(&self, construct: &str) {
+        self.uncacheable.one();
+        // The names are the client's; a handful of reasons is what pages can show.
+        if construct.contains("CustomSPMDPartitioning") {
+            &self.uncacheable_partitioner
+        } else if construct.contains("_python_") {
+            &self.uncacheable_callback
+        } else {
+            &self.uncacheable_unread
+        }
+        .one();
+    }
+
     /// Counts an object that was refused.
     pub(crate) fn bad(&self, bad: &Bad) {
         self.bad_entries.one();

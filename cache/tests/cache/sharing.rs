@@ -177,32 +177,52 @@ async fn what_cannot_be_serialized_is_compiled_each_time_and_kept_nowhere() {
         (counts.compiles, counts.uncacheable, counts.bucket_writes),
         (2, 2, 0)
     );
+    assert_eq!(counts.uncacheable_plugin, 2);
     assert!(kit::files(temp.path()).is_empty());
 }
 
 #[tokio::test]
 async fn a_program_that_calls_into_its_process_is_compiled_each_time() {
-    let program = include_bytes!("../../stablehlo/tests/golden/callback.mlirbc");
-    let key = waystation_cache::Key::of(&waystation_cache::KeyInputs {
-        program,
-        ..Default::default()
-    });
-    let temp = tempfile::tempdir().unwrap();
-    let cache = kit::cache(temp.path());
-    let compiler = Compiler::default();
-    for _ in 0..2 {
-        let (_, origin) = cache
-            .get_or_compile(&key, || compiler.compile("a"))
-            .await
-            .unwrap();
-        assert_eq!(origin, Origin::Compiled);
+    let callback = include_bytes!("../../stablehlo/tests/golden/callback.mlirbc");
+    let partitioner = include_bytes!("../../stablehlo/tests/golden/partitioner.mlirbc");
+    // Another version of the container, of which nothing is read.
+    let mut unread = callback.to_vec();
+    unread[4] = 0x0f;
+    let by_construct = |counts: waystation_cache::Counts| {
+        [
+            counts.uncacheable_callback,
+            counts.uncacheable_partitioner,
+            counts.uncacheable_unread,
+            counts.uncacheable_plugin,
+        ]
+    };
+    for (program, expected) in [
+        (callback.as_slice(), [2, 0, 0, 0]),
+        (partitioner.as_slice(), [0, 2, 0, 0]),
+        (&unread, [0, 0, 2, 0]),
+    ] {
+        let key = waystation_cache::Key::of(&waystation_cache::KeyInputs {
+            program,
+            ..Default::default()
+        });
+        let temp = tempfile::tempdir().unwrap();
+        let cache = kit::cache(temp.path());
+        let compiler = Compiler::default();
+        for _ in 0..2 {
+            let (_, origin) = cache
+                .get_or_compile(&key, || compiler.compile("a"))
+                .await
+                .unwrap();
+            assert_eq!(origin, Origin::Compiled);
+        }
+        assert!(cache.get(&key).await.is_none());
+        assert_eq!(cache.shutdown(LONG).await, 0);
+        let counts = cache.counters();
+        assert_eq!((counts.compiles, counts.uncacheable), (2, 2));
+        assert_eq!(by_construct(counts), expected);
+        assert_eq!((counts.bucket_misses, counts.bucket_writes), (0, 0));
+        assert!(kit::files(temp.path()).is_empty());
     }
-    assert!(cache.get(&key).await.is_none());
-    assert_eq!(cache.shutdown(LONG).await, 0);
-    let counts = cache.counters();
-    assert_eq!((counts.compiles, counts.uncacheable), (2, 2));
-    assert_eq!((counts.bucket_misses, counts.bucket_writes), (0, 0));
-    assert!(kit::files(temp.path()).is_empty());
 }
 
 #[tokio::test]

@@ -63,6 +63,17 @@ const BY_LABEL: &[Labelled] = &[
         ],
     ),
     (
+        "waystation_cache_uncacheable_total",
+        "Requests whose program cannot be kept, by what is in the way",
+        "construct",
+        &[
+            ("python_callback", "uncacheable_callback"),
+            ("custom_partitioner", "uncacheable_partitioner"),
+            ("not_understood", "uncacheable_unread"),
+            ("plugin", "uncacheable_plugin"),
+        ],
+    ),
+    (
         "waystation_cache_read_bytes_total",
         "Bytes of good entries read, by where",
         "tier",
@@ -299,6 +310,7 @@ mod tests {
             cache: [
                 ("bucket_hits", 5),
                 ("bad_corrupt", 1),
+                ("uncacheable_callback", 7),
                 ("saved_micros", 2_500_000),
             ]
             .map(|(name, count)| (name.to_owned(), count))
@@ -324,6 +336,7 @@ mod tests {
             "waystation_cache_hits_total{worker=\"a \\\"b\\\"\",tier=\"bucket\"} 5",
             "waystation_cache_hits_total{worker=\"a \\\"b\\\"\",tier=\"disk\"} 0",
             "waystation_cache_rejected_total{worker=\"a \\\"b\\\"\",reason=\"corrupt\"} 1",
+            "waystation_cache_uncacheable_total{worker=\"a \\\"b\\\"\",construct=\"python_callback\"} 7",
             "waystation_cache_saved_seconds_total{worker=\"a \\\"b\\\"\"} 2.5",
             "waystation_cache_queue{worker=\"a \\\"b\\\"\"} 2",
             "waystation_compiles_total{worker=\"a \\\"b\\\"\"} 3",
