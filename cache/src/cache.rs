@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use bytes::Bytes;
 use tracing::{info, warn};
 
 use crate::behind::{Answer, Behind, Turn};
@@ -17,7 +16,7 @@ use crate::key::{Key, Treatment};
 use crate::loads::{Fatal, Loading, Loads};
 use crate::publish::Publisher;
 use crate::tier::Found;
-use crate::tier::disk::{Disk, Miss};
+use crate::tier::disk::Disk;
 use crate::tier::memory::Memory;
 use crate::verify::{Refused, Verifier};
 
@@ -100,9 +99,9 @@ impl Cache {
         config
             .writer
             .truncate(config.writer.floor_char_boundary(WRITER_BYTES));
-        let notes = config.history.take().map(Notes::new);
         let behind = bucket.filter(|_| config.mode != Mode::Off);
         let disk = Disk::new(&config, verifier.clone(), Arc::clone(&counters)).map(Arc::new);
+        let notes = Notes::new(config.history.take(), disk.clone());
         let behind =
             behind.map(|bucket| Behind::new(bucket, verifier, disk.as_ref(), &config, &counters));
         let local = disk
@@ -286,22 +285,6 @@ impl Cache {
             .behind
             .as_ref()
             .map_or("memory", |behind| behind.location())
-    }
-
-    /// Keeps a record in the history of misses of the folder on disk, behind the caller, if there is such a folder.
-    /// What is in it is the caller's; beyond [`crate::tier::disk::MAX_RECORD_BYTES`] it is not kept.
-    pub fn record_miss(&self, record: Bytes) {
-        if let Some(disk) = &self.inner.disk {
-            disk.record_miss(record);
-        }
-    }
-
-    /// The last records of that history, newest first.
-    pub async fn recent_misses(&self, most: usize) -> Vec<Miss> {
-        match &self.inner.disk {
-            Some(disk) => disk.recent_misses(most).await,
-            None => Vec::new(),
-        }
     }
 
     /// True where this process keeps the index of the folder on disk.

@@ -16,7 +16,12 @@ use std::{
 use serde::{Deserialize, Serialize};
 use waystation_lifecycle::bucket::layout::Digest;
 
-use crate::{Key, Origin, Treatment, clerk::Clerk, quiet::Quiet};
+use crate::{
+    Key, Origin, Treatment,
+    clerk::Clerk,
+    quiet::Quiet,
+    tier::disk::{self, Disk},
+};
 
 /// A file of lines is set aside when it is as long, and the one set aside before it goes: about two thousand programs.
 const FILE_BYTES: u64 = 2 << 20;
@@ -130,6 +135,26 @@ fn nearest(note: &Note, earlier: &[Note]) -> Option<Change> {
     })
 }
 
+/// The records of a folder on disk, oldest first: those of all processes that have shared it, as far as the last megabytes go.
+/// Blocks.
+pub fn of_folder(folder: &Path) -> Vec<Vec<u8>> {
+    let newest_first = disk::recent_misses(folder, usize::MAX);
+    let oldest_first = newest_first.into_iter().rev();
+    oldest_first.map(|miss| miss.record.to_vec()).collect()
+}
+
+/// Two histories that may have records in common, oldest first.
+pub fn merged(one: Vec<Vec<u8>>, other: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
+    let known: HashSet<Vec<u8>> = one.iter().cloned().collect();
+    let new = other.into_iter().filter(|record| !known.contains(record));
+    let mut all: Vec<_> = one.into_iter().chain(new).collect();
+    // What is no note is passed over later, wherever it stands.
+    all.sort_by_cached_key(|record| {
+        serde_json::from_slice::<Note>(record).map_or(0, |note| note.unix_ms)
+    });
+    all
+}
+
 /// A history in a file of lines, and one that was set aside. Several processes may write to it at the same time: each line is
 /// one appending write.
 #[derive(Debug)]
@@ -195,10 +220,12 @@ fn tail(path: &Path) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// A cache's side of a history.
+/// A cache's side of its histories: the one that it was given, and that of its folder on disk, which all processes that share
+/// the folder have in common.
 #[derive(Debug)]
 pub(crate) struct Notes {
-    history: Arc<dyn History>,
+    history: Option<Arc<dyn History>>,
+    disk: Option<Arc<Disk>>,
     /// None where there is no thread for it.
     clerk: Option<Clerk>,
     noted: Mutex<HashSet<(Digest, Origin)>>,
@@ -206,13 +233,15 @@ pub(crate) struct Notes {
 }
 
 impl Notes {
-    pub(crate) fn new(history: Arc<dyn History>) -> Notes {
-        Notes {
+    /// None where nothing is noted.
+    pub(crate) fn new(history: Option<Arc<dyn History>>, disk: Option<Arc<Disk>>) -> Option<Notes> {
+        (history.is_some() || disk.is_some()).then(|| Notes {
+            clerk: history.as_ref().and_then(|_| Clerk::new().ok()),
             history,
-            clerk: Clerk::new().ok(),
+            disk,
             noted: Mutex::default(),
             warning: Arc::default(),
-        }
+        })
     }
 
     /// Waits until what was taken so far is noted, at most so long.
@@ -222,7 +251,8 @@ impl Notes {
         }
     }
 
-    /// Notes a key that was served, behind the caller. Where lines come quicker than they are written they are lost.
+    /// Notes a key that was served, behind the caller. Where lines come quicker than they are written they are lost. Must be
+    /// called on a tokio runtime.
     pub(crate) fn take(&self, key: &Key, program: &str, origin: Origin) {
         // What is compiled because nobody may keep it says nothing about keys, and each compile of it would be a line.
         if !key.is_cacheable() || !self.is_new(key, origin) {
@@ -250,12 +280,19 @@ impl Notes {
                 .map(|(name, digest)| (name.clone(), hex::encode(&digest[..DIGITS / 2])))
                 .collect(),
         };
-        let (history, warning) = (Arc::clone(&self.history), Arc::clone(&self.warning));
+        let line = match serde_json::to_vec(&note) {
+            Ok(line) => line,
+            Err(error) => return warn(&self.warning, &error.into()),
+        };
+        if let Some(disk) = &self.disk {
+            disk.record_miss(line.clone().into());
+        }
+        let Some(history) = self.history.clone() else {
+            return;
+        };
+        let warning = Arc::clone(&self.warning);
         let work = move || {
-            let recorded = serde_json::to_vec(&note)
-                .map_err(io::Error::from)
-                .and_then(|line| history.record(&line));
-            if let Err(error) = recorded {
+            if let Err(error) = history.record(&line) {
                 warn(&warning, &error);
             }
         };
@@ -311,7 +348,8 @@ mod tests {
             .build()
             .unwrap();
         let (go, hangs) = std::sync::mpsc::channel();
-        let notes = Notes::new(Arc::new(Hangs(Mutex::new(hangs))));
+        let history = Arc::new(Hangs(Mutex::new(hangs)));
+        let notes = Notes::new(Some(history), None).unwrap();
         runtime.block_on(async {
             for number in 0..4000u32 {
                 let program = number.to_le_bytes();
@@ -404,6 +442,16 @@ mod tests {
                 named(&["environment/X"]),
             ]
         );
+    }
+
+    #[test]
+    fn two_histories_are_one() {
+        let at = |unix_ms: u64| {
+            let note: Note = serde_json::from_slice(&note("f", "bucket", &[])).unwrap();
+            serde_json::to_vec(&Note { unix_ms, ..note }).unwrap()
+        };
+        let merged = merged(vec![at(1), at(3), at(5)], vec![at(2), at(3), at(9)]);
+        assert_eq!(merged, [at(1), at(2), at(3), at(5), at(9)]);
     }
 
     #[test]

@@ -1,6 +1,9 @@
 """`--cache_disk_dir`: what one job has compiled, the next one on the machine loads, without a bucket."""
 
+import json
+
 from conftest import CONNECT, wait_for
+from test_cache_warm import cache
 
 PROGRAMS = CONNECT + """
 import numpy as np
@@ -44,3 +47,12 @@ def test_the_next_job_on_the_machine_compiles_nothing(own_cluster, tmp_path):
     wait_for(lambda: third.totals()["disk_writes"] == compiles, 30, "all are repaired")
     totals = third.totals()
     assert (totals["compiles"], totals["disk_bad_entries"]) == (compiles, compiles)
+
+    # All of that is noted in the folder, whoever did it: the compiles of the third have keys that were known.
+    def explained():
+        notes = json.loads(cache("why-miss", f"--cache_disk_dir={folder}", "--last=1000", "--json"))
+        return notes if len(notes) == 2 * compiles else None
+
+    notes = wait_for(explained, 30, "every compile is noted")
+    assert [note["since"]["components"] for note in notes[compiles:]] == [[]] * compiles
+    assert "there is no folder" in cache("why-miss", f"--cache_disk_dir={folder}/nowhere", status=64)

@@ -196,15 +196,6 @@ impl Disk {
         self.behind(move |store| store.record_miss(&record));
     }
 
-    /// The last records of the history, newest first.
-    pub(crate) async fn recent_misses(&self, most: usize) -> Vec<Miss> {
-        let recent = move |store: &Store| Ok(store.recent_misses(most));
-        let found = self
-            .on_thread(&self.reading, self.read_deadline, recent)
-            .await;
-        found.unwrap_or_default()
-    }
-
     /// False in a cache that only reads.
     pub(crate) fn writes(&self) -> bool {
         self.writes

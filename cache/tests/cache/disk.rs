@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use bytes::Bytes;
 use waystation_cache::config::{Disk, Mode};
 use waystation_cache::{Cache, Config, Origin};
 use waystation_lifecycle::bucket::Bucket;
@@ -163,7 +162,6 @@ async fn a_cache_that_only_reads_writes_nothing() {
     let second = Cache::open(read_only(&disk));
     assert_eq!(ask(&second, &compiler, "a").await, Origin::Disk);
     assert_eq!(ask(&second, &compiler, "b").await, Origin::Compiled);
-    second.record_miss(Bytes::from_static(b"a miss"));
     end(second).await;
     assert_eq!(entries(&disk).len(), 1);
     let third = Cache::open(read_only(&other));
@@ -178,23 +176,29 @@ async fn a_cache_that_only_reads_writes_nothing() {
 }
 
 #[tokio::test]
-async fn misses_are_recorded_behind_the_caller() {
+async fn what_was_compiled_and_loaded_is_noted_in_the_folder() {
     let temp = tempfile::tempdir().unwrap();
+    let origins = || {
+        let records = waystation_cache::history::of_folder(temp.path());
+        let notes = records.iter().map(|record| serde_json::from_slice(record));
+        let notes: Vec<waystation_cache::history::Note> = notes.map(Result::unwrap).collect();
+        notes
+            .into_iter()
+            .map(|note| note.origin)
+            .collect::<Vec<_>>()
+    };
+    let compiler = Compiler::default();
     let cache = Cache::open(config(temp.path(), None));
-    for n in 0..100u8 {
-        cache.record_miss(Bytes::from(vec![n]));
+    for program in ["a", "b", "a"] {
+        ask(&cache, &compiler, program).await;
+        cache.flush(LONG).await;
     }
-    cache.flush(LONG).await;
-    let found = cache.recent_misses(1000).await;
-    assert_eq!(found.len(), 100);
+    assert_eq!(origins(), ["compiled", "compiled"]);
     end(cache).await;
-    assert_eq!(
-        waystation_cache::tier::disk::recent_misses(temp.path(), 1000).len(),
-        100
-    );
-    let without = Cache::open(kit::config(None));
-    without.record_miss(Bytes::from_static(b"x"));
-    assert!(without.recent_misses(10).await.is_empty());
+    let next = Cache::open(config(temp.path(), None));
+    ask(&next, &compiler, "a").await;
+    end(next).await;
+    assert_eq!(origins(), ["compiled", "compiled", "disk"]);
 }
 
 #[tokio::test]

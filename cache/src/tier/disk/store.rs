@@ -184,7 +184,8 @@ impl Store {
         Ok(())
     }
 
-    /// The last records of the history, newest first.
+    /// The last records of the history, newest first, those of the index that this process has among them.
+    #[cfg(test)]
     pub(super) fn recent_misses(&self, most: usize) -> Vec<Miss> {
         let mut found = history::read(&self.folder);
         let mut state = self.lock();

@@ -1,6 +1,10 @@
 //! `cache why-miss`.
 
-use std::{fmt::Write as _, path::PathBuf, time::SystemTime};
+use std::{
+    fmt::Write as _,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
 
 use clap::ArgAction;
 use waystation_cache::history::{self, Change, Explanation, File, History as _};
@@ -13,6 +17,9 @@ pub(crate) struct Args {
     /// File in which the workers have noted it [default: waystation-history in the user's folder for caches]
     #[arg(long = "cache_history", value_name = "FILE|none")]
     cache_history: Option<PathBuf>,
+    /// Also what the workers that share this folder have noted in it, their --cache_disk_dir [default: none]
+    #[arg(long = "cache_disk_dir", value_name = "DIR")]
+    cache_disk_dir: Option<PathBuf>,
     /// Only programs of this name, as in jit_train_step
     #[arg(long = "program", value_name = "NAME")]
     program: Option<String>,
@@ -27,19 +34,13 @@ pub(crate) struct Args {
 
 /// Prints a line a compile, oldest first.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let Some(path) = file(args.cache_history.clone()) else {
+    let path = file(args.cache_history.clone());
+    if path.is_none() && args.cache_disk_dir.is_none() {
         return Err(Failure::usage(
             "no history is kept: name the file of a worker's --cache_history",
         ));
-    };
-    let records = File::new(path.clone())
-        .recent(usize::MAX)
-        .map_err(|error| {
-            Failure::usage(format!(
-                "--cache_history {} cannot be read: {error}",
-                path.display()
-            ))
-        })?;
+    }
+    let records = records(path.as_deref(), args.cache_disk_dir.as_deref())?;
     let mut found = history::explain(&records);
     if let Some(name) = &args.program {
         found.retain(|explanation| explanation.note.program == *name);
@@ -49,7 +50,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let json = serde_json::to_string_pretty(&found);
         json.map_err(|error| Failure::because("JSON cannot be written", &error))? + "\n"
     } else if found.is_empty() {
-        format!("no compile is noted in {}\n", path.display())
+        let places = [&path, &args.cache_disk_dir].into_iter().flatten();
+        let places: Vec<_> = places.map(|path| path.display().to_string()).collect();
+        format!("no compile is noted in {}\n", places.join(" and "))
     } else {
         let now = SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)
@@ -59,6 +62,30 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         found.iter().map(|one| line(one, now)).collect()
     };
     output::print(&text)
+}
+
+/// What is noted in a file, and in a folder on disk.
+fn records(file: Option<&Path>, folder: Option<&Path>) -> Result<Vec<Vec<u8>>, Failure> {
+    let noted = match file {
+        None => Vec::new(),
+        Some(path) => {
+            let read = File::new(path.to_owned()).recent(usize::MAX);
+            read.map_err(|error| {
+                let path = path.display();
+                Failure::usage(format!("--cache_history {path} cannot be read: {error}"))
+            })?
+        }
+    };
+    Ok(match folder {
+        None => noted,
+        Some(folder) if folder.is_dir() => history::merged(noted, history::of_folder(folder)),
+        Some(folder) => {
+            let folder = folder.display();
+            return Err(Failure::usage(format!(
+                "--cache_disk_dir: there is no folder {folder}"
+            )));
+        }
+    })
 }
 
 /// One compile, explained.
