@@ -16,6 +16,7 @@ goes to stdout, everything to a JSON file.
 """
 
 import argparse
+import base64
 import datetime
 import json
 import os
@@ -253,33 +254,44 @@ class Bench:
         """Many sessions at once. Small clients without Python make them: that many JAX processes would share out the machine's
         cores among themselves and leave the server what remains."""
         count, seconds = (3, 1) if self.quick else (CLIENTS, 2)
-        with self.sides.waystation(transport="tcp") as ours:
-            address = ours.run("status")["status"]["address"]
-            command = [str(self.sides.load), "--address", address, "--clients", str(count), "--seconds", str(seconds)]
-            runs = []
+        with (
+            self.sides.waystation(transport="tcp") as ours,
+            self.sides.null(transport="tcp") as null,
+            tempfile.NamedTemporaryFile(prefix="waystation-bench-") as program,
+        ):
+            program.write(base64.b64decode(ours.run("program")["program_base64"]))
+            program.flush()
+            runs = {"waystation": [], "null": []}
             for _ in range(self.pairs):
-                done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-                if done.returncode != 0:
-                    raise RuntimeError(f"{command} ended with {done.returncode}: {done.stderr[-500:]}")
-                runs.append(json.loads(done.stdout))
+                for side in (ours, null):
+                    address = side.run("address")["address"]
+                    command = [
+                        str(self.sides.load), "--address", address, "--clients", str(count), "--seconds", str(seconds),
+                        "--program", program.name,
+                    ]  # fmt: skip
+                    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+                    if done.returncode != 0:
+                        raise RuntimeError(f"{command} ended with {done.returncode}: {done.stderr[-500:]}")
+                    runs[side.name].append(json.loads(done.stdout))
 
-        def column(name):
-            return [float(run[name]) for run in runs]
+        def column(name, side="waystation"):
+            return [float(run[name]) for run in runs[side]]
 
-        self.figures += [
-            figures.figure(
-                f"{count} clients, calls in all", "calls/s", column("all_per_second"), column("one_per_second"),
-                against="one client", asked=self.asked(1.0, margin=0.33),
-            ),
-            figures.figure(
-                "a quiet client's p50 among floods", "us", column("among_p50_us"), column("alone_p50_us"), against="alone",
-                lower_is_better=True,
-            ),
-            figures.figure(
-                "a quiet client's p99 among floods", "us", column("among_p99_us"), column("alone_p99_us"), against="alone",
-                lower_is_better=True, asked=self.asked(3.0, margin=3.0, at_least=False),
-            ),
-        ]  # fmt: skip
+        def rows(name, unit, key, base, against, asked=None, **more):
+            """Ours as asked; and the null server's, which shows what this machine leaves to a server that does nothing."""
+            for side, title, bound in (("waystation", name, asked), ("null", f"{name}, null server alone", None)):
+                values = column(key, side), column(base, side)
+                self.figures.append(figures.figure(title, unit, *values, against=against, asked=bound, **more))
+
+        rows(
+            f"{count} clients, calls in all", "calls/s", "all_per_second", "one_per_second", "one client",
+            asked=self.asked(1.0, margin=0.33),
+        )  # fmt: skip
+        rows("a quiet client's p50 among floods", "us", "among_p50_us", "alone_p50_us", "alone", lower_is_better=True)
+        rows(
+            "a quiet client's p99 among floods", "us", "among_p99_us", "alone_p99_us", "alone", lower_is_better=True,
+            asked=self.asked(3.0, margin=3.0, at_least=False),
+        )  # fmt: skip
 
     def compile(self):
         shape = TINY if self.quick else {"layers": 4, "width": 128, "batch": 4}

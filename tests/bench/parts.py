@@ -235,6 +235,32 @@ def deserialize(**shape):
     return leg
 
 
+def program():
+    """x + 1 over four f32, as JAX sends it, for clients without Python."""
+    import base64
+
+    import jax
+    from jaxlib.mlir.dialects import stablehlo
+
+    module = jax.jit(lambda x: x + 1).lower(np.zeros(4, np.float32)).compiler_ir("stablehlo")
+
+    def leg():
+        artifact = stablehlo.serialize_portable_artifact(module, stablehlo.get_current_version())
+        return {"program_base64": base64.b64encode(artifact).decode()}
+
+    return leg
+
+
+def address():
+    """Where clients without Python connect."""
+    import os
+
+    def leg():
+        return {"address": os.environ["JAX_BACKEND_TARGET"].removeprefix("grpc://")}
+
+    return leg
+
+
 def status():
     """The server's own counters."""
     import json
@@ -244,14 +270,14 @@ def status():
     def leg():
         with urllib.request.urlopen(os.environ["WAYSTATION_STATUS_URL"], timeout=30) as page:
             found = json.load(page)
-        # Where clients without Python connect.
-        found["address"] = os.environ["JAX_BACKEND_TARGET"].removeprefix("grpc://")
         return {"status": found}
 
     return leg
 
 
 PARTS = {
+    "program": program,
+    "address": address,
     "status": status,
     "dispatch": dispatch,
     "latency": latency,

@@ -160,7 +160,7 @@ class Sides:
         command += ["--transport", transport or self.transport]
         return Side("waystation", [str(word) for word in (*command, *flags, "--")], environment(), self._log("waystation"))
 
-    def null(self, devices=1):
+    def null(self, devices=1, transport=None):
         """A client of the null server."""
         socket = f"waystation-bench-{os.getpid()}-{next(self._numbers)}"
         with tempfile.TemporaryDirectory() as folder:
@@ -177,7 +177,7 @@ class Sides:
                     raise RuntimeError(f"the null server does not come up; see {self._log('null')}")
                 time.sleep(0.02)
             address = ready.read_text().strip()
-        target = f"grpc://unix-abstract:{socket}" if self.transport == "unix" else f"grpc://{address}"
+        target = f"grpc://unix-abstract:{socket}" if (transport or self.transport) == "unix" else f"grpc://{address}"
         env = environment(
             JAX_PLATFORMS="proxy", JAX_BACKEND_TARGET=target, IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS="true"
         )

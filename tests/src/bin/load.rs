@@ -29,6 +29,9 @@ struct Options {
     /// Of each measurement.
     #[arg(long, default_value_t = 5)]
     seconds: u64,
+    /// A program of one f32[4] to another, as JAX sends it, in place of x + 1 as text.
+    #[arg(long)]
+    program: Option<std::path::PathBuf>,
 }
 
 /// x + 1 over four f32.
@@ -41,6 +44,13 @@ const ADD_ONE: &[u8] =
 /// Executes that a busy client sends before it waits for the last of them.
 const BURST: u64 = 1000;
 
+/// What clients connect to, and the program that they run.
+#[derive(Debug, Clone)]
+struct Target {
+    address: String,
+    program: Bytes,
+}
+
 /// A client with a program and an array to run it on.
 struct Party {
     client: Client,
@@ -49,9 +59,9 @@ struct Party {
 }
 
 impl Party {
-    async fn join(address: &str) -> Result<Self, Error> {
-        let client = Client::connect(address).await?;
-        let compiled = client.call(request::compile(ADD_ONE, &[0])).await?;
+    async fn join(target: &Target) -> Result<Self, Error> {
+        let client = Client::connect(&target.address).await?;
+        let compiled = client.call(request::compile(&target.program, &[0])).await?;
         let Response::CompileResponse(compiled) = compiled else {
             return Err(Error::WrongReply);
         };
@@ -119,14 +129,14 @@ impl Party {
 }
 
 /// The rounds of a client on a thread of its own: beside the crowd's tasks it would wait for their turns in this process.
-async fn quiet(address: &str, limit: Duration) -> Result<Vec<Duration>, Error> {
-    let address = address.to_owned();
+async fn quiet(target: &Target, limit: Duration) -> Result<Vec<Duration>, Error> {
+    let target = target.clone();
     let rounds = move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(|_| Error::SessionEnded)?;
-        runtime.block_on(async { Party::join(&address).await?.rounds(limit).await })
+        runtime.block_on(async { Party::join(&target).await?.rounds(limit).await })
     };
     let thread = tokio::task::spawn_blocking(rounds);
     thread.await.map_err(|_| Error::SessionEnded)?
@@ -134,7 +144,7 @@ async fn quiet(address: &str, limit: Duration) -> Result<Vec<Duration>, Error> {
 
 /// Floods with so many clients while `meanwhile` runs; gives the executes a second, and its result.
 async fn crowd<T>(
-    address: &str,
+    target: &Target,
     clients: usize,
     meanwhile: impl Future<Output = Result<T, Error>>,
 ) -> Result<(f64, T), Error> {
@@ -144,7 +154,7 @@ async fn crowd<T>(
     );
     let mut floods = tokio::task::JoinSet::new();
     for _ in 0..clients {
-        let party = Party::join(address).await?;
+        let party = Party::join(target).await?;
         floods.spawn(party.flood(Arc::clone(&stop), Arc::clone(&done)));
     }
     let begun = Instant::now();
@@ -165,18 +175,17 @@ fn percentile(sorted: &[Duration], percent: usize) -> u128 {
     sorted.get(index).map_or(0, Duration::as_micros)
 }
 
-async fn measure(options: &Options) -> Result<String, Error> {
+async fn measure(options: &Options, target: &Target) -> Result<String, Error> {
     let limit = Duration::from_secs(options.seconds);
     let pause = || async {
         tokio::time::sleep(limit).await;
         Ok(())
     };
-    let address = &options.address;
-    let (one, ()) = crowd(address, 1, pause()).await?;
-    let (all, ()) = crowd(address, options.clients, pause()).await?;
-    let alone = quiet(address, limit).await?;
+    let (one, ()) = crowd(target, 1, pause()).await?;
+    let (all, ()) = crowd(target, options.clients, pause()).await?;
+    let alone = quiet(target, limit).await?;
     let others = options.clients.saturating_sub(1);
-    let (_, among) = crowd(address, others, quiet(address, limit)).await?;
+    let (_, among) = crowd(target, others, quiet(target, limit)).await?;
     Ok(format!(
         "{{\"clients\": {}, \"one_per_second\": {one:.0}, \"all_per_second\": {all:.0}, \
          \"alone_p50_us\": {}, \"alone_p99_us\": {}, \"among_p50_us\": {}, \"among_p99_us\": {}}}",
@@ -190,7 +199,16 @@ async fn measure(options: &Options) -> Result<String, Error> {
 
 #[tokio::main]
 async fn main() -> io::Result<()> {
-    let line = measure(&Options::parse()).await.map_err(io::Error::other)?;
+    let options = Options::parse();
+    let program = match &options.program {
+        Some(path) => std::fs::read(path)?.into(),
+        None => Bytes::from_static(ADD_ONE),
+    };
+    let target = Target {
+        address: options.address.clone(),
+        program,
+    };
+    let line = measure(&options, &target).await.map_err(io::Error::other)?;
     use io::Write as _;
     writeln!(io::stdout(), "{line}")
 }
