@@ -5,7 +5,8 @@
 //! half of its lane has left: a client's requests are then read, sent on and answered many at a time, whatever others do.
 //!
 //! Who has sent little goes first ([`turns`](super::turns)). While several lanes have something to send, the busy ones have
-//! half of the window: so there is room for who goes first, and little on the way before it.
+//! three quarters of the window: so there is room for who goes first. With less the worker runs dry more often, with more
+//! there is more on the way before it.
 //!
 //! Clean-up (shards nobody refers to any more, transfers to release) is left by `Drop` code, which cannot wait. It rides on
 //! the lane's next op: whatever used the thing was queued in the same lane before, and a later op finds the room that it
@@ -277,7 +278,7 @@ impl Inner {
     /// Whether lanes that do not go first may send, by what is on the way.
     fn round_may_send(&self) -> bool {
         let share = match self.turns.several() {
-            true => (self.window / 2).max(1),
+            true => self.window - self.window / 4,
             false => self.window,
         };
         self.window - self.credit < share
