@@ -10,6 +10,8 @@ use std::time::{Duration, SystemTime};
 use async_trait::async_trait;
 use bytes::Bytes;
 
+use waystation_lifecycle::bucket::is_denied;
+
 use crate::config::Renewal;
 use crate::envelope::Opened;
 use crate::key::Key;
@@ -153,16 +155,15 @@ impl TierError {
     /// True where trying again cannot help until somebody changes something: rights, credentials, the bucket itself.
     pub fn is_permanent(&self) -> bool {
         use object_store::Error;
-        matches!(
-            self,
+        match self {
             TierError::Store(
-                Error::PermissionDenied { .. }
-                    | Error::Unauthenticated { .. }
-                    | Error::NotSupported { .. }
-                    | Error::NotImplemented { .. }
-                    | Error::InvalidPath { .. }
-            )
-        )
+                Error::NotSupported { .. }
+                | Error::NotImplemented { .. }
+                | Error::InvalidPath { .. },
+            ) => true,
+            TierError::Store(error) => is_denied(error),
+            _ => false,
+        }
     }
 }
 

@@ -15,7 +15,7 @@ mod open;
 #[cfg(any(test, feature = "testing"))]
 pub mod conformance;
 
-pub use error::Error;
+pub use error::{Error, is_denied};
 pub use gate::GATE_INTERVAL;
 pub use location::Location;
 pub use open::{Bucket, PROBE_DEADLINE};

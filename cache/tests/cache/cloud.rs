@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use waystation_cache::{Cache, Origin};
+use waystation_cache::{Cache, Config, Origin};
 use waystation_gcs_double::{Double, Fault, Kind};
 use waystation_lifecycle::bucket::{Bucket, Location};
 use waystation_lifecycle::policy::{self, Ensured, Policy};
@@ -15,10 +15,14 @@ async fn start() -> (Double, Bucket) {
     let double = Double::start(&["bucket"]).await.unwrap();
     // Days are seconds here.
     double.pace("bucket", false);
+    let bucket = open(&double, "gs://bucket/team");
+    (double, bucket)
+}
+
+fn open(double: &Double, location: &str) -> Bucket {
     let variables = double.variables().into_iter();
-    let location = Location::parse("gs://bucket/team").unwrap();
-    let bucket = Bucket::open_with(&location, variables.map(|(a, b)| (a.into(), b.into())));
-    (double, bucket.unwrap())
+    let variables = variables.map(|(a, b)| (a.into(), b.into()));
+    Bucket::open_with(&Location::parse(location).unwrap(), variables).unwrap()
 }
 
 /// A process of its own, with nothing in its memory.
@@ -78,6 +82,43 @@ async fn rights_to_read_and_create_are_enough_and_a_damaged_entry_is_repaired_wi
         .into_iter()
         .filter(|logged| logged.status == Some(403));
     assert!(denied.count() <= 3, "one attempt to remove for a process");
+}
+
+#[tokio::test]
+async fn who_may_not_delete_on_s3_asks_once() {
+    let (double, _) = start().await;
+    let bucket = open(&double, "s3://bucket/team");
+    let rights = [
+        "storage.objects.get",
+        "storage.objects.list",
+        "storage.objects.create",
+    ];
+    double.grant("bucket", None, Some(&rights));
+    let programs = ["a", "b", "c"];
+    for program in programs {
+        assert_eq!(uses(&bucket, program).await, Origin::Compiled);
+    }
+    for name in double.names("bucket") {
+        if name.starts_with("team/exe/") {
+            double.put("bucket", &name, "rubbish");
+        }
+    }
+    let cache = Cache::open(Config {
+        remove_bad: true,
+        ..kit::config(Some(bucket.clone()))
+    });
+    for program in programs {
+        let compiler = Compiler::default();
+        assert_eq!(ask(&cache, &compiler, program).await, Origin::Compiled);
+        assert_eq!(cache.flush(LONG).await, 0);
+    }
+    // S3 says so in the text of an answer that is a success.
+    let asked = double
+        .log()
+        .into_iter()
+        .filter(|logged| logged.method == "POST" && logged.target.ends_with("?delete"));
+    assert_eq!(asked.count(), 1);
+    assert_eq!(cache.counters().bad_removed, 0);
 }
 
 #[tokio::test]

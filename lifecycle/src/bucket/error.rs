@@ -148,3 +148,17 @@ impl Error {
         )
     }
 }
+
+/// Whether a store refused for want of a right or of good credentials, so that asking again does not help. S3 deletes many
+/// objects with one request, which succeeds, and refuses each of them in its answer's text.
+pub fn is_denied(error: &object_store::Error) -> bool {
+    use object_store::Error as Store;
+    match error {
+        Store::PermissionDenied { .. } | Store::Unauthenticated { .. } => true,
+        Store::Generic {
+            store: "S3",
+            source,
+        } => source.to_string().contains("AccessDenied"),
+        _ => false,
+    }
+}

@@ -7,18 +7,13 @@ use futures::StreamExt as _;
 use object_store::ObjectStoreExt as _;
 use serde_json::json;
 use waystation_cache::survey::{Listed, Object};
-use waystation_lifecycle::bucket::{Bucket, Location};
+use waystation_lifecycle::bucket::{Bucket, Location, is_denied};
 
 use super::{
     Place,
     show::{Gaps, age, key_prefix, one_key, size},
 };
-use crate::{
-    argv::parse_bool,
-    duration::parse_duration,
-    error::{Failure, chain},
-    output,
-};
+use crate::{argv::parse_bool, duration::parse_duration, error::Failure, output};
 
 /// Objects removed at the same time.
 const REMOVALS: usize = 16;
@@ -129,7 +124,7 @@ async fn delete(bucket: &Bucket, object: &Object) -> Result<(), Failure> {
             let right = match bucket.location() {
                 Location::S3 { .. } => "s3:DeleteObject",
                 Location::Gcs { .. } => "storage.objects.delete",
-                _ => "the right to write to the folder",
+                _ => "the right to delete",
             };
             Err(Failure::usage(format!(
                 "{} does not let this identity delete: grant it {right}, or leave old entries to a lifecycle rule",
@@ -137,20 +132,6 @@ async fn delete(bucket: &Bucket, object: &Object) -> Result<(), Failure> {
             )))
         }
         Err(error) => Err(Failure::because("an entry cannot be removed", &error)),
-    }
-}
-
-/// Whether a delete failed for want of a right. S3 deletes many with one request, which succeeds, and refuses each object in
-/// its answer's text.
-fn is_denied(error: &object_store::Error) -> bool {
-    use object_store::Error;
-    match error {
-        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => true,
-        Error::Generic { source, .. } => {
-            let said = chain(source.as_ref());
-            said.contains("AccessDenied") || said.contains("Permission denied")
-        }
-        _ => false,
     }
 }
 
