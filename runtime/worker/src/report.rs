@@ -23,7 +23,7 @@ impl Report {
             bucket_hits: cache.bucket_hits,
             bucket_misses: cache.bucket_misses,
             bucket_writes: cache.bucket_writes,
-            bucket_bad_entries: cache.bad_entries + cache.rejected,
+            bucket_bad_entries: cache.bad_entries,
             compile_seconds: counters::seconds(&ours.compile_nanos),
             load_seconds: counters::seconds(&ours.load_nanos),
             array_bytes: counters::get(&ours.array_bytes),

@@ -3,6 +3,7 @@
 //! Needs a Python with JAX and the plugin's package: `WAYSTATION_TEST_PYTHON`, or `.venv/bin/python` of this checkout.
 
 mod arrays;
+mod bucket;
 mod checkpoints;
 mod flow;
 mod local;

@@ -1,4 +1,4 @@
-//! Programs: compile, execute, donate, fail, share, and find them in the bucket again.
+//! Programs: compile, execute, donate, fail, share, and what is known of them.
 
 use waystation_lifecycle::bucket::{Bucket, Location};
 use waystation_proto::{
@@ -394,58 +394,6 @@ async fn a_program_s_cost_is_known_to_each_worker_that_finds_it() {
         assert_eq!(worker.status().await.compiles, compiles);
         worker.stop().await;
     }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_second_worker_finds_the_program_in_the_bucket() {
-    let folder = tempfile::tempdir().unwrap();
-    let location = Location::parse(&format!("file://{}", folder.path().display())).unwrap();
-    let cache = || waystation_cache::Config {
-        location: Some(Bucket::open(&location).unwrap()),
-        ..waystation_cache::Config::default()
-    };
-    let devices: Vec<i32> = (0..8).collect();
-    let first = Worker::start_with(cache(), Limits::default()).await;
-    let mut session = first.session(1).await;
-    let info = session.compile(50, "sum_of_all", &devices).await.unwrap();
-    session.compile(51, "add_one", &[0]).await.unwrap();
-    let status = first.status().await;
-    assert_eq!(
-        (status.compiles, status.bucket_hits, status.bucket_misses),
-        (2, 0, 2),
-        "{status:?}"
-    );
-    first.stop().await;
-
-    let second = Worker::start_with(cache(), Limits::default()).await;
-    let mut session = second.session(1).await;
-    assert_eq!(
-        session.compile(60, "sum_of_all", &devices).await.unwrap(),
-        info
-    );
-    // The same program for another device is the same entry.
-    session.compile(61, "add_one_on_3", &[3]).await.unwrap();
-    let status = second.status().await;
-    assert_eq!((status.compiles, status.bucket_hits), (0, 2), "{status:?}");
-    for device in 0..8 {
-        session
-            .put_bytes(
-                10 + u64::from(device),
-                device,
-                PrimitiveType::F32,
-                &[2, 2],
-                None,
-                vec![0; 16],
-            )
-            .await;
-    }
-    let args: Vec<u64> = (10..18).collect();
-    session.execute(60, &args, 100, 1).await;
-    assert_eq!(session.read_f32(107).await, [0.0; 4]);
-    session.put(1, 3, &[1.0; 4]).await;
-    session.execute(61, &[1], 2, 1).await;
-    assert_eq!(session.read_f32(2).await, [2.0; 4]);
-    second.stop().await;
 }
 
 fn execute(executable: u64, args: &[u64], first_result: u64, num_results: u32) -> Execute {
