@@ -41,6 +41,10 @@ const LONGEST: Duration = Duration::from_secs(12 * 3600);
 /// After a renewal that failed the token is kept for so long before the next attempt.
 const AGAIN: Duration = Duration::from_secs(5);
 
+/// For so long nobody else asks after an exchange that has failed: those who have waited for it would wait as long, one
+/// after the other.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// As much of a refusal as a message shows.
 const REASON_BYTES: usize = 300;
 
@@ -65,6 +69,8 @@ pub(crate) enum Error {
     },
     #[error("'{url}' answers something that is no token: {reason}")]
     Unreadable { url: String, reason: String },
+    #[error("{said} (a moment ago)")]
+    JustNow { said: String },
 }
 
 impl From<Error> for object_store::Error {
@@ -107,7 +113,7 @@ pub(crate) struct Federation {
     impersonation_url: Option<Url>,
     user_project: Option<String>,
     http: reqwest::Client,
-    token: Mutex<Option<Token>>,
+    known: Mutex<Known>,
 }
 
 // Shows no token.
@@ -117,6 +123,14 @@ impl std::fmt::Debug for Federation {
             .field("audience", &self.audience)
             .finish_non_exhaustive()
     }
+}
+
+/// What the last exchanges have come to.
+#[derive(Default)]
+struct Known {
+    token: Option<Token>,
+    /// When the last exchange failed, and what was said.
+    failed: Option<(Instant, String)>,
 }
 
 struct Token {
@@ -179,7 +193,7 @@ impl Federation {
             impersonation_url,
             user_project: file.workforce_pool_user_project,
             http: http.map_err(|error| error.to_string())?,
-            token: Mutex::new(None),
+            known: Mutex::default(),
         })
     }
 
@@ -290,35 +304,54 @@ impl CredentialProvider for Federation {
 
     async fn get_credential(&self) -> object_store::Result<Arc<GcpCredential>> {
         // One exchange at a time; the others wait for it.
-        let mut known = self.token.lock().await;
-        if let Some(token) = &*known
+        let mut known = self.known.lock().await;
+        if let Some(token) = &known.token
             && Instant::now() < token.renewed_from
         {
             return Ok(Arc::clone(&token.credential));
+        }
+        if let Some((when, said)) = &known.failed
+            && when.elapsed() < PATIENCE
+        {
+            let said = said.clone();
+            return Err(Error::JustNow { said }.into());
         }
         // From before the request: the token may be as old as that.
         let asked = Instant::now();
         match self.granted().await {
             Ok(granted) => {
-                let lifetime = granted.lifetime.min(LONGEST);
-                let credential = Arc::new(GcpCredential {
-                    bearer: granted.token,
-                });
-                *known = Some(Token {
-                    credential: Arc::clone(&credential),
-                    renewed_from: asked + (lifetime - EARLY.min(lifetime / 2)),
-                    ends: asked + (lifetime - ON_THE_WAY.min(lifetime / 10)),
-                });
+                let token = Token::of(granted, asked);
+                let credential = Arc::clone(&token.credential);
+                *known = Known {
+                    token: Some(token),
+                    failed: None,
+                };
                 Ok(credential)
             }
-            Err(error) => match &mut *known {
+            Err(error) => match &mut known.token {
                 Some(token) if Instant::now() < token.ends => {
                     warn!(%error, "a token is not renewed, the old one is used");
                     token.renewed_from = (Instant::now() + AGAIN).min(token.ends);
                     Ok(Arc::clone(&token.credential))
                 }
-                _ => Err(error.into()),
+                _ => {
+                    known.failed = Some((Instant::now(), error.to_string()));
+                    Err(error.into())
+                }
             },
+        }
+    }
+}
+
+impl Token {
+    fn of(granted: Granted, asked: Instant) -> Token {
+        let lifetime = granted.lifetime.min(LONGEST);
+        Token {
+            credential: Arc::new(GcpCredential {
+                bearer: granted.token,
+            }),
+            renewed_from: asked + (lifetime - EARLY.min(lifetime / 2)),
+            ends: asked + (lifetime - ON_THE_WAY.min(lifetime / 10)),
         }
     }
 }
