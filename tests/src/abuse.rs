@@ -19,6 +19,7 @@ use crate::raw::{self, Raw};
 
 const INVALID_ARGUMENT: i32 = 3;
 const FAILED_PRECONDITION: i32 = 9;
+const UNIMPLEMENTED: i32 = 12;
 const UNAVAILABLE: i32 = 14;
 const STORE_METADATA: &str = "ifrt-proxy-grpc-host-buffer-store-metadata-bin";
 const SESSION_METADATA: &str = "ifrt-proxy-grpc-ifrt-session-metadata-bin";
@@ -261,6 +262,71 @@ pub async fn broken_streams(address: &str) {
             wanted,
             "{case}"
         );
+    }
+}
+
+/// What is no message, to the calls that the proxy reads without a codec; and good messages cut anywhere.
+///
+/// # Panics
+/// When the server takes what it cannot understand, or not what it can.
+pub async fn raw_messages(address: &str) {
+    let client = Client::connect(address).await.expect("a session");
+    let mut raw = Raw::connect(address).await;
+    let lookups: [(&[u8], i32); 6] = [
+        (&[], INVALID_ARGUMENT),
+        (&[0, 0, 0], INVALID_ARGUMENT),
+        (&[1, 0, 0, 0, 0], UNIMPLEMENTED),
+        (&[0, 0, 0, 0, 9, 8, 1], INVALID_ARGUMENT),
+        (&[0, 0, 0, 0, 1, 0xff], INVALID_ARGUMENT),
+        (&[0; 1 << 20], INVALID_ARGUMENT),
+    ];
+    for (bytes, wanted) in lookups {
+        let (answer, mut body) = raw.call("HostBufferLookup", &[]).await.expect("open");
+        // The answer may have come before the body.
+        let _ = body.send_data(Bytes::from_static(bytes), true);
+        let code = raw::code(answer).await.expect("an answer");
+        assert_eq!(code, wanted, "{} bytes", bytes.len());
+    }
+    let six = GrpcHostBufferStoreRequest {
+        data: Bytes::from_static(b"sixsix"),
+    };
+    let good = raw::message(&six.encode_to_vec());
+    let two = [&good[..], &good[..]].concat();
+    let stores: [(&[u8], i32); 9] = [
+        (&good, 0),
+        (&[], INVALID_ARGUMENT),
+        (&good[..good.len() - 1], INVALID_ARGUMENT),
+        (&two, INVALID_ARGUMENT),
+        (&[1, 0, 0, 0, 8], UNIMPLEMENTED),
+        (&[0, 0, 0, 0, 2, 0x0a, 6], INVALID_ARGUMENT),
+        (&[0, 0, 0, 0, 3, 0x0a, 0x80, 0x80], INVALID_ARGUMENT),
+        (&[0, 0xff, 0xff, 0xff, 0xff, 0x0b], INVALID_ARGUMENT),
+        // Five bytes for the length of nothing, and then the six.
+        (
+            &[&[0, 0, 0, 0, 6, 0x0a, 0x80, 0x80, 0x80, 0x80, 0][..], &good].concat(),
+            0,
+        ),
+    ];
+    for (bytes, wanted) in stores {
+        for cut in [1, 4, bytes.len().max(1)] {
+            let metadata = GrpcHostBufferStoreMetadata {
+                session_id: client.init().session_id,
+                handle: client.handle(),
+                buffer_size: 6,
+            };
+            let header = BinaryMetadataValue::from_bytes(&metadata.encode_to_vec());
+            let header = HeaderValue::from_bytes(header.as_encoded_bytes()).expect("base64");
+            let (answer, mut body) = raw
+                .call("HostBufferStore", &[(STORE_METADATA, header)])
+                .await
+                .expect("open");
+            for piece in bytes.chunks(cut) {
+                let _ = body.send_data(Bytes::copy_from_slice(piece), false);
+            }
+            let _ = body.send_data(Bytes::new(), true);
+            let code = raw::code(answer).await.expect("an answer");
+            assert_eq!(code, wanted, "{bytes:?} by {cut}");
+        }
     }
 }
 

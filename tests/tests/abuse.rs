@@ -60,6 +60,7 @@ async fn hostile_clients_are_told_and_leave_nothing_behind() {
     abuse::never_used(&cluster.proxy, 20).await;
     abuse::broken_streams(&cluster.proxy).await;
     abuse::broken_stores(&cluster.proxy).await;
+    abuse::raw_messages(&cluster.proxy).await;
     abuse::come_and_go(&cluster.proxy, 20).await;
     witness.more(1).await;
     witness.end().await.expect("every result of the witness");

@@ -130,6 +130,7 @@ async fn hostile_clients_leave_every_process_as_it_was() {
         abuse::never_used(address, sessions).await;
         abuse::broken_streams(address).await;
         abuse::broken_stores(address).await;
+        abuse::raw_messages(address).await;
         abuse::come_and_go(address, sessions).await;
         witness.more(1).await;
         assert!(witness.rounds() > rounds, "the witness has come to a halt");
