@@ -104,6 +104,7 @@ fn structural(program: &[u8]) -> Result<Identity, Refusal> {
     }
     let mut program = Program {
         table: Table::new(&artifact),
+        properties: vec![None; artifact.op_names.len()],
         out,
         uncacheable: None,
         opaque: None,
@@ -141,6 +142,8 @@ const CALLBACK: [&[u8]; 2] = [b"_python_", b"callback"];
 /// Hashes the ops as they come.
 struct Program<'s, 'a> {
     table: Table<'s, 'a>,
+    /// [`schema::properties`] by the index of the op's name, which looks through a long list.
+    properties: Vec<Option<&'static str>>,
     out: Sink,
     uncacheable: Option<String>,
     opaque: Option<String>,
@@ -156,10 +159,19 @@ impl<'a> Visitor<'a> for Program<'_, 'a> {
             );
             format!("the op {dialect}.{name}")
         };
-        let family = Family::of(op.dialect).filter(|_| op.registered);
-        let family = family.ok_or_else(|| Error::unsupported(name()))?;
-        let letters =
-            schema::properties(family, op.name).ok_or_else(|| Error::unsupported(name()))?;
+        let known = self.properties.get(op.names).copied().flatten();
+        let letters = match known {
+            Some(letters) => letters,
+            None => {
+                let family = Family::of(op.dialect).filter(|_| op.registered);
+                let letters = family.and_then(|family| schema::properties(family, op.name));
+                let letters = letters.ok_or_else(|| Error::unsupported(name()))?;
+                if let Some(slot) = self.properties.get_mut(op.names) {
+                    *slot = Some(letters);
+                }
+                letters
+            }
+        };
         self.table.location(op.location, at)?;
         self.out
             .number(b'O', (op.mask & !mask::USE_LIST_ORDERS).into());

@@ -26,6 +26,8 @@ pub(crate) mod mask {
 pub(crate) struct Op<'a> {
     pub(crate) dialect: &'a [u8],
     pub(crate) name: &'a [u8],
+    /// Index of both among the artifact's op names.
+    pub(crate) names: usize,
     pub(crate) registered: bool,
     pub(crate) mask: u8,
     /// Attribute index.
@@ -178,8 +180,10 @@ fn inside<'a>(
 
 /// The head of an op, and whether a section stands behind it.
 fn read_op<'a>(artifact: &Artifact<'a>, cursor: &mut Cursor<'a>) -> Result<(Op<'a>, bool), Error> {
-    let name = cursor.varint()?;
-    let (dialect, name, entry) = artifact.op_name(name, cursor)?;
+    let names = cursor.varint()?;
+    let (dialect, name, entry) = artifact.op_name(names, cursor)?;
+    // It has just been looked up.
+    let names = names as usize;
     let mask = cursor.byte()?;
     if mask & mask::UNKNOWN != 0 {
         return Err(cursor.damaged("op with an unknown part"));
@@ -230,6 +234,7 @@ fn read_op<'a>(artifact: &Artifact<'a>, cursor: &mut Cursor<'a>) -> Result<(Op<'
         Op {
             dialect,
             name,
+            names,
             registered,
             mask,
             location,
