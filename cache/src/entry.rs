@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 use waystation_lifecycle::bucket::layout::Digest;
 use waystation_proto::waystation::ExecutableInfo;
 
+use crate::envelope::Text;
+
 /// One compiled program: what a worker needs in order to serve it without compiling.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
@@ -17,7 +19,7 @@ pub struct Entry {
     /// caller and kept nowhere.
     pub executable: Bytes,
     /// The program's HLO texts, where they were taken, as the worker joins them.
-    pub text: Option<String>,
+    pub text: Option<Text>,
     /// SHA-256 of the object that it was read from, which tells it from another entry of the same key; `None` where it
     /// was compiled in this process.
     pub object: Option<Digest>,
@@ -28,7 +30,7 @@ impl Entry {
     pub fn memory_bytes(&self) -> u64 {
         // The decoded proto is a small multiple of its wire form; a fixed part covers bookkeeping.
         let info = self.info.encoded_len().saturating_mul(2);
-        let text = self.text.as_ref().map_or(0, String::len);
+        let text = self.text.as_ref().map_or(0, Text::packed_bytes);
         (self.executable.len() as u64)
             .saturating_add(info as u64)
             .saturating_add(text as u64)

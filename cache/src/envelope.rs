@@ -23,7 +23,8 @@
 //!
 //! The checksum finds accidents: a cut, a flip, a mix. It proves nothing about who wrote the object, so the limits hold
 //! whatever it says: no length in a file is believed before it has been compared with the bytes that are there or with
-//! [`Limits`], and decompression stops at the length stated. An object of another format number is refused as a whole.
+//! [`Limits`], and decompression stops at the length stated. The text is decompressed only when it is asked for, and a
+//! liar's that does not decompress is no text. An object of another format number is refused as a whole.
 
 use bytes::Bytes;
 use prost::Message;
@@ -34,11 +35,14 @@ use crate::entry::{Entry, Provenance};
 use crate::sign::SigningKey;
 
 mod open;
+mod packed;
 mod seal;
 #[cfg(test)]
 mod tests;
 
 pub use open::{open, open_signed};
+use packed::Packed;
+pub use packed::Text;
 pub use seal::{seal, seal_signed};
 
 /// First bytes of every entry.
@@ -261,6 +265,3 @@ impl Kind {
         }
     }
 }
-
-const ENCODING_RAW: u32 = 0;
-const ENCODING_ZSTD: u32 = 1;

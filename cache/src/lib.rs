@@ -40,5 +40,6 @@ pub use cache::Cache;
 pub use config::{Config, Mode};
 pub use counters::Counts;
 pub use entry::{Entry, Origin, Provenance};
+pub use envelope::Text;
 pub use key::{Key, KeyInputs, RULES, Record, Treatment};
 pub use loads::{Fatal, Loading};

@@ -1,17 +1,9 @@
 //! Bytes to entry, believing none of them.
 
-use std::io::Read;
-
 use super::*;
 
 /// No entry has more rows in its table than there are kinds.
 const MAX_SECTIONS: u32 = 5;
-
-/// What is reserved at once for a section that is being decompressed, beyond a multiple of what is really there.
-const RESERVE_BYTES: u64 = 1 << 20;
-
-/// Usual compression is below this; a section that claims more gets its memory as its bytes come.
-const RESERVE_RATIO: u64 = 16;
 
 /// Reads an entry. Takes time in proportion to it (hashing and decompression: about a millisecond a megabyte), so above
 /// a few hundred kilobytes it belongs onto a thread that may block.
@@ -74,20 +66,18 @@ pub fn open_signed(
             return Err(Bad::Signature("is not signed"));
         };
         // The sections fill the object, so this is where the last of them begins.
-        let (message, _) = covered.split_at(covered.len() - signature.stored.len());
-        if !signing.verifies(message, &signature.stored) {
+        let (message, _) = covered.split_at(covered.len() - signature.packed.stored.len());
+        if !signing.verifies(message, &signature.packed.stored) {
             return Err(Bad::Signature("is signed with another key"));
         }
     }
-    assemble(&sections, limits, actual, computed)
+    assemble(&sections, actual, computed)
 }
 
 /// A section that lies within the object.
 struct Section {
     kind: Kind,
-    encoding: u32,
-    stored: Bytes,
-    decoded_bytes: u64,
+    packed: Packed,
 }
 
 /// Reads the table and cuts the sections out; they must fill the object exactly.
@@ -126,9 +116,11 @@ fn sections(object: &Bytes, count: u32, limits: &Limits) -> Result<Vec<Section>,
         let next = at + stored_bytes as usize;
         sections.push(Section {
             kind,
-            encoding,
-            stored: object.slice(at..next),
-            decoded_bytes,
+            packed: Packed {
+                encoding,
+                stored: object.slice(at..next),
+                decoded_bytes,
+            },
         });
         at = next;
     }
@@ -138,17 +130,12 @@ fn sections(object: &Bytes, count: u32, limits: &Limits) -> Result<Vec<Section>,
     Ok(sections)
 }
 
-fn assemble(
-    sections: &[Section],
-    limits: &Limits,
-    stored_bytes: u64,
-    checksum: Digest,
-) -> Result<Opened, Bad> {
+fn assemble(sections: &[Section], stored_bytes: u64, checksum: Digest) -> Result<Opened, Bad> {
     let find = |kind| sections.iter().find(|section| section.kind == kind);
     let required = |kind: Kind| {
         find(kind)
             .ok_or(Bad::Table("a section is missing"))
-            .and_then(|section| section.decode(limits))
+            .and_then(Section::decode)
     };
     let malformed = |kind: Kind, reason: String| Bad::Section {
         section: kind.name(),
@@ -164,10 +151,13 @@ fn assemble(
     }
     let text = match find(Kind::Text) {
         None => None,
-        Some(section) => Some(
-            String::from_utf8(section.decode(limits)?.into())
-                .map_err(|error| malformed(Kind::Text, error.to_string()))?,
-        ),
+        Some(Section { packed, .. }) => {
+            let checked = packed.check();
+            checked.map_err(|reason| malformed(Kind::Text, reason))?;
+            // A slice would keep the whole object.
+            let stored = Bytes::copy_from_slice(&packed.stored);
+            Some(Text(Packed { stored, ..*packed }))
+        }
     };
     Ok(Opened {
         entry: Entry {
@@ -183,41 +173,12 @@ fn assemble(
 }
 
 impl Section {
-    /// The decoded bytes: as many as stated, not one more or less.
-    fn decode(&self, limits: &Limits) -> Result<Bytes, Bad> {
-        let bad = |reason: String| Bad::Section {
+    /// The decoded bytes, whose number [`sections`] has compared with the limit.
+    fn decode(&self) -> Result<Bytes, Bad> {
+        self.packed.decode().map_err(|reason| Bad::Section {
             section: self.kind.name(),
             reason,
-        };
-        let wrong_length = || bad("it is not as long as stated".to_owned());
-        match self.encoding {
-            ENCODING_RAW if self.stored.len() as u64 == self.decoded_bytes => {
-                Ok(self.stored.clone())
-            }
-            ENCODING_RAW => Err(wrong_length()),
-            ENCODING_ZSTD => {
-                debug_assert!(self.decoded_bytes <= self.kind.limit(limits));
-                let likely = (self.stored.len() as u64)
-                    .saturating_mul(RESERVE_RATIO)
-                    .saturating_add(RESERVE_BYTES);
-                let reserve =
-                    usize::try_from(self.decoded_bytes.min(likely)).map_err(|_| wrong_length())?;
-                let mut out = Vec::with_capacity(reserve.saturating_add(1));
-                zstd::stream::read::Decoder::with_buffer(&self.stored[..])
-                    .and_then(|decoder| {
-                        // One more than stated, to see that there is not more.
-                        decoder
-                            .take(self.decoded_bytes.saturating_add(1))
-                            .read_to_end(&mut out)
-                    })
-                    .map_err(|error| bad(error.to_string()))?;
-                if out.len() as u64 != self.decoded_bytes {
-                    return Err(wrong_length());
-                }
-                Ok(Bytes::from(out))
-            }
-            other => Err(bad(format!("it has the unknown encoding {other}"))),
-        }
+        })
     }
 }
 

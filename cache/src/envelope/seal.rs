@@ -2,13 +2,6 @@
 
 use super::*;
 
-/// zstd level. Executables are machine code and protos: higher levels gain a few percent for several times the time, and
-/// writers are workers that have other things to do.
-const LEVEL: i32 = 1;
-
-/// Sections below this many bytes are not compressed: nothing would be gained.
-const COMPRESS_FROM: usize = 512;
-
 /// Writes an entry. Takes time in proportion to it (compression and hashing: some milliseconds a megabyte), so it
 /// belongs onto a thread that may block.
 ///
@@ -45,21 +38,22 @@ pub fn seal_signed(
         Section::new(Kind::Executable, &entry.executable, limits)?,
     ];
     if let Some(text) = &entry.text {
-        sections.push(Section::new(Kind::Text, text.as_bytes(), limits)?);
+        sections.push(Section::packed(Kind::Text, text.0.clone(), limits)?);
     }
     let unsigned = vec![0; signing.map_or(0, SigningKey::signature_bytes)];
     if signing.is_some() {
         // Its place; what it is follows from all that is before it.
         sections.push(Section {
             kind: Kind::Signature,
-            encoding: ENCODING_RAW,
-            decoded_bytes: unsigned.len() as u64,
-            stored: unsigned.as_slice().into(),
+            packed: Packed::raw(Bytes::copy_from_slice(&unsigned)),
         });
     }
 
     let table = sections.len() * ROW_BYTES;
-    let body: usize = sections.iter().map(|section| section.stored.len()).sum();
+    let body: usize = sections
+        .iter()
+        .map(|section| section.packed.stored.len())
+        .sum();
     let total = HEADER_BYTES + table + body + CHECKSUM_BYTES;
     if total as u64 > limits.object {
         return Err(SealError::TooLarge {
@@ -77,12 +71,12 @@ pub fn seal_signed(
     out.extend_from_slice(key);
     for section in &sections {
         out.extend_from_slice(&(section.kind as u32).to_le_bytes());
-        out.extend_from_slice(&section.encoding.to_le_bytes());
-        out.extend_from_slice(&(section.stored.len() as u64).to_le_bytes());
-        out.extend_from_slice(&section.decoded_bytes.to_le_bytes());
+        out.extend_from_slice(&section.packed.encoding.to_le_bytes());
+        out.extend_from_slice(&(section.packed.stored.len() as u64).to_le_bytes());
+        out.extend_from_slice(&section.packed.decoded_bytes.to_le_bytes());
     }
     for section in &sections {
-        out.extend_from_slice(&section.stored);
+        out.extend_from_slice(&section.packed.stored);
     }
     if let Some(signing) = signing {
         let before = out.len() - unsigned.len();
@@ -96,42 +90,37 @@ pub fn seal_signed(
     Ok(Bytes::from(out))
 }
 
-struct Section<'a> {
+struct Section {
     kind: Kind,
-    encoding: u32,
-    stored: std::borrow::Cow<'a, [u8]>,
-    decoded_bytes: u64,
+    packed: Packed,
 }
 
-impl<'a> Section<'a> {
-    fn new(kind: Kind, data: &'a [u8], limits: &Limits) -> Result<Section<'a>, SealError> {
-        let decoded_bytes = data.len() as u64;
-        let limit = kind.limit(limits);
-        if decoded_bytes > limit {
-            return Err(SealError::TooLarge {
-                section: kind.name(),
-                bytes: decoded_bytes,
-                limit,
-            });
-        }
-        let (encoding, stored) = if data.len() < COMPRESS_FROM {
-            (ENCODING_RAW, data.into())
-        } else {
-            let packed = zstd::bulk::compress(data, LEVEL).map_err(|error| SealError::Encode {
-                section: kind.name(),
-                reason: error.to_string(),
-            })?;
-            if packed.len() < data.len() {
-                (ENCODING_ZSTD, packed.into())
-            } else {
-                (ENCODING_RAW, data.into())
-            }
-        };
-        Ok(Section {
-            kind,
-            encoding,
-            stored,
-            decoded_bytes,
-        })
+impl Section {
+    fn new(kind: Kind, data: &[u8], limits: &Limits) -> Result<Section, SealError> {
+        within(kind, data.len() as u64, limits)?;
+        let packed = Packed::of(data).map_err(|error| SealError::Encode {
+            section: kind.name(),
+            reason: error.to_string(),
+        })?;
+        Ok(Section { kind, packed })
     }
+
+    fn packed(kind: Kind, packed: Packed, limits: &Limits) -> Result<Section, SealError> {
+        within(kind, packed.decoded_bytes, limits)?;
+        Ok(Section { kind, packed })
+    }
+}
+
+/// # Errors
+/// When a section is larger than allowed.
+fn within(kind: Kind, bytes: u64, limits: &Limits) -> Result<(), SealError> {
+    let limit = kind.limit(limits);
+    if bytes <= limit {
+        return Ok(());
+    }
+    Err(SealError::TooLarge {
+        section: kind.name(),
+        bytes,
+        limit,
+    })
 }

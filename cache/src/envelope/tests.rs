@@ -14,10 +14,12 @@ fn entry() -> Entry {
         },
         // Long enough to be compressed, with a tail that is not all alike.
         executable: Bytes::from([vec![7; 1500], (0..=255).collect::<Vec<u8>>()].concat()),
-        text: Some("HloModule jit_step ✓".to_owned()),
+        text: Text::new(TEXT),
         object: None,
     }
 }
+
+const TEXT: &str = "HloModule jit_step ✓";
 
 /// The entry as it comes out of its object.
 fn read(entry: Entry, object: &Bytes) -> Entry {
@@ -84,6 +86,8 @@ fn an_entry_comes_back_as_it_was() {
     assert_eq!(opened.entry, read(entry(), &object));
     assert_eq!(opened.provenance, provenance());
     assert_eq!(opened.stored_bytes, object.len() as u64);
+    let text = opened.entry.text.and_then(|text| text.read());
+    assert_eq!(text.as_deref(), Some(TEXT));
 
     let without_text = Entry {
         text: None,

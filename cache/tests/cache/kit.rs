@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use waystation_cache::{Cache, Config, Entry, Key, KeyInputs, Origin};
+use waystation_cache::{Cache, Config, Entry, Key, KeyInputs, Origin, Text};
 use waystation_lifecycle::bucket::{Bucket, Location};
 use waystation_proto::waystation::ExecutableInfo;
 
@@ -29,7 +29,7 @@ pub(crate) fn entry(program: &str) -> Entry {
             ..ExecutableInfo::default()
         },
         executable: Bytes::from(format!("machine code of {program} ").repeat(100)),
-        text: Some(format!("HloModule {program}")),
+        text: Text::new(&format!("HloModule {program}")),
         object: None,
     }
 }

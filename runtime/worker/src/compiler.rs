@@ -217,7 +217,7 @@ impl Compiler {
             let (entry, origin) = self.cache.get_or_compile(&name.0, compile).await?;
             let fresh = fresh.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(executable) = fresh {
-                return self.keep(name, executable, entry, source).await;
+                return Ok(self.keep(name, executable, &entry, source));
             }
             // Another request for the same program may have loaded it while this one waited.
             if let Some(loaded) = self.share(&name) {
@@ -225,7 +225,7 @@ impl Compiler {
             }
             let error = match self.deserialize(&name, &entry, &source.options).await {
                 Ok(executable) => {
-                    return self.keep(name, executable, entry, source).await;
+                    return Ok(self.keep(name, executable, &entry, source));
                 }
                 Err(error) => error,
             };
@@ -257,7 +257,7 @@ impl Compiler {
             Some(executable) => executable,
             None => self.deserialize(&name, &entry, &source.options).await?,
         };
-        self.keep(name, executable, entry, source).await
+        Ok(self.keep(name, executable, &entry, source))
     }
 
     async fn key(

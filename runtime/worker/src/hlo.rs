@@ -133,14 +133,15 @@ impl Hlo {
             }
             return None;
         }
-        let texts = files.iter().filter(wanted).filter_map(|file| {
+        let read = |file: &Dumped| {
             let text = std::fs::read(watched.folder.path().join(&file.name)).ok()?;
             Some((
                 file.suffix_of(name)?.to_owned(),
                 String::from_utf8(text).ok()?,
             ))
-        });
-        Some(Kept::new(texts.collect())).filter(|kept| !kept.is_empty())
+        };
+        let texts: Vec<_> = files.iter().filter(wanted).filter_map(read).collect();
+        Kept::new(&texts)
     }
 
     /// Takes a whole folder into a dump's bucket, the modules numbered as this process's.

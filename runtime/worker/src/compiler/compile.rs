@@ -8,7 +8,7 @@ use waystation_pjrt::LoadedExecutable;
 use waystation_proto::tensorflow::{StatusProto, error::Code};
 
 use super::{Compiler, blocking, loaded::Source, turn};
-use crate::{child::Digest, counters, make, status};
+use crate::{child::Digest, counters, hlo::Kept, make, status};
 
 impl Compiler {
     /// Compiles: in the child where there is one, which leaves the executable still to be loaded, else here.
@@ -45,7 +45,7 @@ impl Compiler {
         let (this, asked) = (Arc::clone(self), source.dump.clone());
         let collect = move || {
             let kept = this.hlo.collect(&watched, asked.as_deref());
-            kept.map(|kept| kept.write())
+            kept.map(Kept::into_text)
         };
         let text = blocking(collect).await?;
         source.dumped.store(dump.is_some(), Relaxed);

@@ -9,7 +9,7 @@ use waystation_cache::{Entry, Treatment};
 use waystation_pjrt::LoadedExecutable;
 use waystation_proto::tensorflow::{StatusProto, error::Code};
 
-use super::{Compiler, Loaded, Name, blocking, loaded::Source};
+use super::{Compiler, Loaded, Name, loaded::Source};
 use crate::{counters, hlo::Kept, status};
 
 impl Compiler {
@@ -30,21 +30,20 @@ impl Compiler {
     }
 
     /// Shares what has been loaded with those who ask for the same.
-    pub(super) async fn keep(
+    pub(super) fn keep(
         &self,
         name: Name,
         executable: LoadedExecutable,
-        entry: Arc<Entry>,
+        entry: &Entry,
         source: Source,
-    ) -> Result<Arc<Loaded>, StatusProto> {
-        let kept = kept(&entry).await?;
+    ) -> Arc<Loaded> {
         let mut info = entry.info.clone();
         info.key = name.0.to_string();
         let digest = *name.0.digest();
         let loaded = Arc::new(Loaded::new(
             executable,
             info,
-            kept,
+            entry.text.clone().map(Kept::of),
             source,
             digest,
             &self.client,
@@ -53,7 +52,7 @@ impl Compiler {
         let mut all = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|_, loaded| loaded.strong_count() > 0);
         all.insert(name, Arc::downgrade(&loaded));
-        Ok(loaded)
+        loaded
     }
 
     pub(super) async fn deserialize(
@@ -95,41 +94,5 @@ impl Compiler {
             Ok(executable)
         })
         .await
-    }
-}
-
-/// The texts of an entry. They may be large, and are taken apart and compressed on a thread that may block.
-async fn kept(entry: &Arc<Entry>) -> Result<Option<Kept>, StatusProto> {
-    if entry.text.is_none() {
-        return Ok(None);
-    }
-    let entry = Arc::clone(entry);
-    blocking(move || entry.text.as_deref().and_then(Kept::read)).await
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn texts_are_not_taken_apart_on_a_thread_that_others_wait_for() {
-        let mut runtime = tokio::runtime::Builder::new_current_thread();
-        let runtime = runtime.max_blocking_threads(1).build().unwrap();
-        runtime.block_on(async {
-            let (go, gone) = std::sync::mpsc::channel::<()>();
-            // The only thread for such work.
-            let busy = tokio::task::spawn_blocking(move || gone.recv());
-            let entry = Arc::new(Entry {
-                info: waystation_proto::waystation::ExecutableInfo::default(),
-                executable: bytes::Bytes::new(),
-                text: Some("//// waystation hlo 1 a\nx".to_owned()),
-                object: None,
-            });
-            let mut reading = std::pin::pin!(kept(&entry));
-            assert!(futures::poll!(&mut reading).is_pending());
-            drop(go);
-            assert!(reading.await.unwrap().is_some());
-            drop(busy.await);
-        });
     }
 }

@@ -1,94 +1,71 @@
-//! The texts that go with an executable: as one string in its cache entry, compressed in memory.
+//! The texts that go with an executable: as one string in its cache entry.
 
-use bytes::Bytes;
+use waystation_cache::Text;
 
 /// Before the length of each text. No text of XLA's begins a line so.
 const MARK: &str = "//// waystation hlo ";
 
-/// zstd level: texts shrink to a tenth with the fastest.
-const LEVEL: i32 = 1;
-
-/// Texts by what their files' names have behind the module's.
+/// Texts by what their files' names have behind the module's. They stay as the entry has them until somebody asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Kept {
-    texts: Vec<Packed>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Packed {
-    suffix: String,
-    zstd: Bytes,
-    bytes: usize,
-}
+pub(crate) struct Kept(Text);
 
 impl Kept {
-    /// Takes suffixes and texts. Takes time in proportion to them.
-    pub(super) fn new(texts: Vec<(String, String)>) -> Kept {
-        let pack = |(suffix, text): (String, String)| {
-            let zstd = zstd::bulk::compress(text.as_bytes(), LEVEL).ok()?.into();
-            Some(Packed {
-                suffix,
-                zstd,
-                bytes: text.len(),
-            })
-        };
-        Kept {
-            texts: texts.into_iter().filter_map(pack).collect(),
+    /// Takes suffixes and texts; `None` where there are none. Takes time in proportion to them, as reading them does.
+    pub(super) fn new(texts: &[(String, String)]) -> Option<Kept> {
+        if texts.is_empty() {
+            return None;
         }
+        let mut all = String::new();
+        for (suffix, text) in texts {
+            all += &format!("{MARK}{} {suffix}\n", text.len());
+            all += text;
+        }
+        Text::new(&all).map(Kept)
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.texts.is_empty()
+    /// What an entry has.
+    pub(crate) fn of(text: Text) -> Kept {
+        Kept(text)
     }
 
-    /// Suffixes and texts.
+    /// For the entry.
+    pub(crate) fn into_text(self) -> Text {
+        self.0
+    }
+
+    /// Suffixes and texts; none where an entry has something else in their place.
     pub(super) fn texts(&self) -> Vec<(String, String)> {
-        let unpack = |packed: &Packed| Some((packed.suffix.clone(), packed.text()?));
-        self.texts.iter().filter_map(unpack).collect()
+        self.0
+            .read()
+            .and_then(|all| split(&all))
+            .unwrap_or_default()
     }
 
     /// The program after all passes.
     pub(crate) fn optimized(&self) -> Option<String> {
-        let after = self.texts.iter();
-        after
-            .filter(|packed| packed.suffix.ends_with(super::AFTER))
-            .find_map(Packed::text)
-    }
-
-    /// For the cache entry, which compresses it by itself.
-    pub(crate) fn write(&self) -> String {
-        let mut all = String::new();
-        for (suffix, text) in self.texts() {
-            all += &format!("{MARK}{} {suffix}\n{text}", text.len());
-        }
-        all
-    }
-
-    /// Reads what [`Kept::write`] wrote; `None` for anything else.
-    pub(crate) fn read(all: &str) -> Option<Kept> {
-        let mut rest = all;
-        let mut texts = Vec::new();
-        while !rest.is_empty() {
-            let (head, behind) = rest.strip_prefix(MARK)?.split_once('\n')?;
-            let (length, suffix) = head.split_once(' ')?;
-            let (text, next) = behind.split_at_checked(length.parse().ok()?)?;
-            // It becomes part of a file's name.
-            let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
-            if !suffix.chars().all(is_name) || suffix.len() > 100 || suffix.contains("..") {
-                return None;
-            }
-            texts.push((suffix.to_owned(), text.to_owned()));
-            rest = next;
-        }
-        Some(Kept::new(texts)).filter(|kept| !kept.is_empty())
+        let mut texts = self.texts().into_iter();
+        let after = texts.find(|(suffix, _)| suffix.ends_with(super::AFTER));
+        after.map(|(_, text)| text)
     }
 }
 
-impl Packed {
-    fn text(&self) -> Option<String> {
-        let bytes = zstd::bulk::decompress(&self.zstd, self.bytes).ok()?;
-        String::from_utf8(bytes).ok()
+/// Suffixes and texts in what [`Kept::new`] has joined; `None` for anything else.
+fn split(all: &str) -> Option<Vec<(String, String)>> {
+    let mut rest = all;
+    let mut texts = Vec::new();
+    while !rest.is_empty() {
+        let (head, behind) = rest.strip_prefix(MARK)?.split_once('\n')?;
+        let (length, suffix) = head.split_once(' ')?;
+        let (text, next) = behind.split_at_checked(length.parse().ok()?)?;
+        // It becomes part of a file's name.
+        let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+        if !suffix.chars().all(is_name) || suffix.len() > 100 || suffix.contains("..") {
+            return None;
+        }
+        texts.push((suffix.to_owned(), text.to_owned()));
+        rest = next;
     }
+    Some(texts)
 }
 
 #[cfg(test)]
@@ -107,10 +84,11 @@ mod tests {
                 format!("{MARK}3 x\n\u{e4}"),
             ),
         ];
-        let kept = Kept::new(texts.clone());
-        let read = Kept::read(&kept.write()).expect("readable");
-        assert_eq!(read.texts(), texts);
-        assert_eq!(read, kept);
+        let kept = Kept::new(&texts).expect("texts");
+        assert_eq!(kept.texts(), texts);
+        assert_eq!(kept.optimized().as_ref(), Some(&texts[1].1));
+        assert_eq!(Kept::of(kept.clone().into_text()), kept);
+        assert_eq!(Kept::new(&[]), None);
     }
 
     #[test]
@@ -125,7 +103,9 @@ mod tests {
             "//// waystation hlo 1 a..b\nx",
             "//// waystation hlo 1 a\n\u{e4}",
         ] {
-            assert_eq!(Kept::read(text), None, "{text}");
+            let kept = Kept::of(Text::new(text).expect("packed"));
+            assert!(kept.texts().is_empty(), "{text}");
+            assert_eq!(kept.optimized(), None, "{text}");
         }
     }
 }

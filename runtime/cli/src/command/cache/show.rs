@@ -11,6 +11,7 @@ use std::{
 use futures::{Stream, StreamExt as _, TryStreamExt as _};
 use serde_json::{Value, json};
 use waystation_cache::{
+    Text,
     envelope::{Limits, Opened},
     survey::{self, KeyPrefix, Listed, Object},
 };
@@ -238,7 +239,7 @@ fn about(opened: &Opened) -> Value {
     json!({
         "program": entry.info.name,
         "executable_bytes": entry.executable.len(),
-        "text_bytes": entry.text.as_ref().map_or(0, String::len),
+        "text_bytes": entry.text.as_ref().map_or(0, Text::bytes),
         "writer": provenance.writer,
         "created_unix_ms": provenance.created_unix_ms,
         "compile_seconds": provenance.compile_time().as_secs_f64(),
