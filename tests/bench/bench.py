@@ -12,7 +12,11 @@ goes to stdout, everything to a JSON file.
   transfer  device_put and fetch, whole and cut over 8 devices, against the null server
   memory    what proxy and worker grow by while 10 GB pass
   clients   16 small clients at once, and a quiet one among 15 that flood
-  compile   a program from the bucket on a fresh server, against the plugin's own deserialize
+  warm      programs from the bucket on a fresh server, against the plugin's own deserialize and JAX's persistent cache
+  hits      programs from a worker's memory, against the plugin's load
+  keys      the keys of programs, against what they save
+  flights   one program asked for by many at once, from four workers
+  cold      the CPU of a compile with the cache on, against it off
 """
 
 import argparse
@@ -29,11 +33,12 @@ import tempfile
 import time
 
 import figures
+from cache import TINY, CacheParts
 from figures import Asked, number
 from sides import Sides
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PARTS = ("train", "dispatch", "latency", "transfer", "memory", "clients", "compile")
+PARTS = ("train", "dispatch", "latency", "transfer", "memory", "clients", "warm", "hits", "keys", "flights", "cold")
 MIB = 1 << 20
 # CPU of proxy and worker that an execution may cost beyond XLA's own.
 EXECUTE_CPU_US = 60
@@ -42,13 +47,9 @@ BEYOND_NULL_US = {"block": 150, "fetch": 250}
 # What the proxy may grow by beyond its bound for host buffers, and the worker beyond its arrays.
 GROWTH_BYTES = 64 * MIB
 CLIENTS = 16
-TINY = {"layers": 2, "width": 8, "batch": 1, "sequence": 8, "vocabulary": 16}
-# A load from the bucket may take this much longer than the bound's factor says, in seconds.
-COMPILE_ALLOWANCE = 0.002
-COMPILE_FACTOR = 1.5
 
 
-class Bench:
+class Bench(CacheParts):
     def __init__(self, sides, pairs, quick, plugin):
         self.sides = sides
         self.pairs = pairs
@@ -293,75 +294,6 @@ class Bench:
             asked=self.asked(3.0, margin=3.0, at_least=False),
         )  # fmt: skip
 
-    def compile(self):
-        shape = TINY if self.quick else {"layers": 4, "width": 128, "batch": 4}
-        null = self.side("null")
-        with tempfile.TemporaryDirectory(prefix="waystation-bench-") as bucket:
-            flags = ["--gcs_scratch_location", f"file://{bucket}"]
-            with self.sides.waystation(*flags) as ours:
-                cold = ours.run("compile", shape)["compile_seconds"]
-                totals = self.written(ours)
-                assert totals["compiles"] > 0, f"nothing was compiled by an empty bucket's server: {totals}"
-                path = self.plugin_of(ours)
-            null.run("compile", shape)
-            taken = {"waystation": [], "plugin": [], "null": []}
-
-            def from_the_bucket():
-                # A fresh server: its memory tier is empty, so that only the bucket can have the program.
-                with self.sides.waystation(*flags) as ours:
-                    ours.run("compile", shape, {"measure": False})
-                    before = ours.run("status")["status"]["totals"]["load_seconds"]
-                    leg = ours.run("compile", shape)
-                    leg["totals"] = ours.run("status")["status"]["totals"]
-                    leg["load_seconds"] = leg["totals"]["load_seconds"] - before
-                totals = leg["totals"]
-                assert totals["compiles"] == 0 and totals["bucket_hits"] > 0, f"not served from the bucket: {totals}"
-                taken["waystation"].append(leg)
-
-            def by_the_plugin():
-                # As fresh as the worker.
-                with self.sides.plugin(path) as plugin:
-                    plugin.run("deserialize", shape, {"measure": False})
-                    taken["plugin"].append(plugin.run("deserialize", shape))
-
-            for pair in range(self.pairs):
-                for take in (from_the_bucket, by_the_plugin)[:: 1 if pair % 2 else -1]:
-                    take()
-                taken["null"].append(null.run("compile", shape))
-        seen = [leg["compile_seconds"] * 1e3 for leg in taken["waystation"]]
-        alone = [leg["deserialize_seconds"] * 1e3 for leg in taken["plugin"]]
-        allowed = [COMPILE_FACTOR * one + COMPILE_ALLOWANCE * 1e3 for one in alone]
-        floor = [leg["compile_seconds"] * 1e3 for leg in taken["null"]]
-        # What a client does before it sends a program, and how it sends it, is not the server's.
-        server = [mine - null for mine, null in zip(seen, floor)]
-        more = {"lower_is_better": True}
-        asked = self.asked(1.0, margin=0.33, at_least=False)
-        self.figures += [
-            figures.figure("warm compile, server", "ms", server, allowed, against="1.5 deserialize + 2", asked=asked, **more),
-            figures.figure("warm compile, client", "ms", seen, allowed, against="1.5 deserialize + 2", **more),
-            figures.figure("warm compile, client", "ms", seen, alone, against="deserialize", **more),
-            figures.figure("warm compile, client", "ms", seen, floor, against="null", **more),
-        ]
-        self.count_cpu("compile", taken, "programs", "program")
-        loads = statistics.median(leg["load_seconds"] for leg in taken["waystation"])
-        self.notes.append(
-            f"compile: cold {cold * 1e3:.0f} ms as the client sees it; serialized by the plugin "
-            f"{taken['plugin'][0]['serialized_bytes']} bytes; 'client' is the time the client sees, its own serialization of the "
-            "program in it; 'server' is that less the time against the null server; the plugin's load within the worker took "
-            f"{loads * 1e3:.0f} ms"
-        )
-
-    def written(self, side, seconds=60):
-        """Waits until all that was compiled is in the bucket."""
-        deadline = time.monotonic() + seconds
-        while True:
-            totals = side.run("status")["status"]["totals"]
-            if totals["bucket_writes"] >= totals["compiles"]:
-                return totals
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"after {seconds} s the bucket lacks programs: {totals}")
-            time.sleep(0.1)
-
     def take(self, part):
         before = os.getloadavg()
         getattr(self, part)()
@@ -428,9 +360,9 @@ def main():
     for path, what in ((binary, "make build"), (null_server, "cargo build --release --bin null_server")):
         if not path.is_file():
             parser.error(f"no binary at {path}: run `{what}` first")
-    load = null_server.with_name("load")
-    if not load.is_file():
-        parser.error(f"no binary at {load}: run `cargo build --release --bin load` first")
+    for name in ("load", "cache_bench"):
+        if not null_server.with_name(name).is_file():
+            parser.error(f"no {name} beside {null_server}: run `cargo build --release --bin {name}` first")
     wanted = args.only.split(",")
     if unknown := set(wanted) - set(PARTS):
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
@@ -438,7 +370,7 @@ def main():
     args.results.mkdir(parents=True, exist_ok=True)
     # Seconds are enough: nobody benches twice in one.
     taken = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-    sides = Sides(binary, null_server, load, args.results / f"{taken}-logs", args.transport)
+    sides = Sides(binary, null_server, args.results / f"{taken}-logs", args.transport)
     bench = Bench(sides, args.pairs or (1 if args.quick else 10), args.quick, args.plugin)
     errors = {}
     try:

@@ -1,6 +1,8 @@
 """What is measured. A part is set up once in a client; the function that it gives is one leg, called as often as there are
 pairs, and answers with its figures."""
 
+import contextlib
+import gc
 import statistics
 import time
 
@@ -9,6 +11,17 @@ import numpy as np
 
 def now():
     return time.perf_counter()
+
+
+@contextlib.contextmanager
+def no_garbage_collection():
+    """For short times in new processes: what there is to collect depends on what a side has imported."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def dispatch():
@@ -105,12 +118,12 @@ def transfer(size_bytes, shards=1):
     return leg
 
 
-def train_step(layers, width, batch, sequence=64, vocabulary=512):
+def train_step(layers, width, batch, sequence=64, vocabulary=512, rate=1e-3):
     """A transformer's train step (Adam, donated state): (init, step), both to be jitted, and batches of tokens."""
     import jax
     import jax.numpy as jnp
 
-    heads, rate, b1, b2 = 4, 1e-3, 0.9, 0.999
+    heads, b1, b2 = 4, 0.9, 0.999
 
     def init(key):
         keys = iter(jax.random.split(key, 4 * layers + 2))
@@ -176,61 +189,113 @@ def train(**shape):
     return leg
 
 
-def compile_once(**shape):
-    """The time from a lowered program to one that can run, in a process and on a server that have not seen it."""
+def programs(kind, **shape):
+    """What compiles and loads are taken of: gives the n-th program, lowered. No two are the same by content; they differ in
+    one constant."""
     import jax
 
-    init, step, batches = train_step(**shape)
-    # What is done once a process is not the program's: connection, first thread of a compiler, first read of the bucket.
-    jax.jit(lambda x: x * 3 + 1).lower(np.float32(0)).compile()
-    state = jax.eval_shape(init, jax.random.key(0))
+    def tiny(n):
+        scale = 2 + n / 1024
+        return jax.jit(lambda x: x * scale + 1).lower(np.float32(0))
 
-    def leg(measure=True):
-        if not measure:
-            return {}
-        # Else the client itself would remember the program.
+    if kind == "train step":
+        # Draws keys, by small programs.
+        state = jax.eval_shape(train_step(**shape)[0], jax.random.key(0))
+
+    def train(n):
+        _, step, batches = train_step(rate=1e-3 + n * 1e-7, **shape)
+        return jax.jit(step, donate_argnums=(0, 1, 2)).lower(*state, batches[0])
+
+    # What is done once a process is not a program's: connection, first thread of a compiler, first read of a bucket.
+    jax.jit(lambda x: x * 3 + 1).lower(np.float32(0)).compile()
+    return {"tiny": tiny, "train step": train}[kind]
+
+
+def compiles(**which):
+    """The time from a lowered program to one that can run; a leg takes several, each of them once."""
+    import jax
+    from jax._src import monitoring
+
+    program = programs(**which)
+    hits = []
+    monitoring.register_event_listener(lambda event, **_: hits.append(event) if event.endswith("/cache_hits") else None)
+
+    def leg(first=0, count=1):
+        # Else the client itself would remember the programs.
         jax.clear_caches()
-        lowered = jax.jit(step, donate_argnums=(0, 1, 2)).lower(*state, batches[0])
-        start = now()
-        compiled = lowered.compile()
-        seconds = now() - start
-        assert compiled is not None
-        return {"compile_seconds": seconds, "programs": 1}
+        lowered = [program(n) for n in range(first, first + count)]
+        hits.clear()
+        with no_garbage_collection():
+            start = now()
+            compiled = [one.compile() for one in lowered]
+            seconds = now() - start
+        # So that an executable is nowhere when its program is asked for again.
+        del compiled, lowered
+        jax.clear_caches()
+        gc.collect()
+        return {"compile_seconds": seconds / max(count, 1), "programs": count, "jax_hits": len(hits)}
 
     return leg
 
 
-def deserialize(**shape):
-    """The plugin's own time to load the same program from its own serialized form, first loads aside as above."""
+def deserialize(folder, **which):
+    """The plugin's own time to load programs from files that hold what it has serialized, in the page cache."""
+    import pathlib
+
     import jax
     from jax._src import compiler
     from jaxlib import _jax
 
+    program = programs(**which)
     device = jax.devices()[0]
-    client = device.client
-    init, step, batches = train_step(**shape)
     options = compiler.get_compile_options(num_replicas=1, num_partitions=1)
+    path = lambda n: pathlib.Path(folder, f"{which['kind']}-{n}")
 
-    def serialized(function, *arguments, **jit_options):
-        compiled = jax.jit(function, **jit_options).lower(*arguments).compile()
-        return compiled.runtime_executable().serialize()
+    def load(n):
+        return device.client.deserialize_executable(path(n).read_bytes(), _jax.DeviceList((device,)), options)
 
-    def load(program):
-        return client.deserialize_executable(program, _jax.DeviceList((device,)), options)
-
-    state = jax.eval_shape(init, jax.random.key(0))
-    small = serialized(lambda x: x * 3 + 1, np.float32(0))
-    program = serialized(step, *state, batches[0], donate_argnums=(0, 1, 2))
-    load(small)
-
-    def leg(measure=True):
-        if not measure:
-            return {}
-        start = now()
-        loaded = load(program)
-        seconds = now() - start
+    def leg(first=0, count=1, write=False):
+        if write:
+            for n in (-1, *range(first, first + count)):
+                path(n).write_bytes(program(n).compile().runtime_executable().serialize())
+            return {"serialized_bytes": path(first).stat().st_size}
+        load(-1)  # as the first load of a server's is another program
+        with no_garbage_collection():
+            start = now()
+            loaded = [load(n) for n in range(first, first + count)]
+            seconds = now() - start
         del loaded
-        return {"deserialize_seconds": seconds, "serialized_bytes": len(program), "programs": 1}
+        return {"deserialize_seconds": seconds / max(count, 1), "programs": count}
+
+    return leg
+
+
+def keyed(**shape):
+    """Compiles a large train step, and a program that is nearly all one constant; gives their names and ops."""
+    import jax
+
+    init, step, batches = train_step(**shape)
+    step.__name__ = "many_ops"
+
+    def count(operation):
+        return sum(1 + count(op.operation) for region in operation.regions for block in region for op in block)
+
+    def leg(constant_bytes):
+        constant = np.random.default_rng(0).standard_normal(constant_bytes // 4).astype(np.float32)
+
+        def one_constant(x):
+            return x + constant
+
+        lowered = [
+            jax.jit(step, donate_argnums=(0, 1, 2)).lower(*jax.eval_shape(init, jax.random.key(0)), batches[0]),
+            jax.jit(one_constant).lower(np.float32(0)),
+        ]
+        found = []
+        for one in lowered:
+            one.compile()
+            module = one.compiler_ir("stablehlo").operation
+            found.append({"name": module.attributes["sym_name"].value, "ops": count(module)})
+        return {"programs": found}
 
     return leg
 
@@ -283,6 +348,7 @@ PARTS = {
     "latency": latency,
     "transfer": transfer,
     "train": train,
-    "compile": compile_once,
+    "compiles": compiles,
     "deserialize": deserialize,
+    "keyed": keyed,
 }

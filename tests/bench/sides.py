@@ -16,7 +16,7 @@ import psutil
 CLIENT = pathlib.Path(__file__).with_name("client.py")
 # The name under which JAX registers the plugin in process; any that is nobody else's.
 PLUGIN_PLATFORM = "waystation_bench_plugin"
-ROLES = ("proxy", "worker", "resource-manager")
+ROLES = ("proxy", "worker", "resource-manager", "compile-child")
 
 
 def environment(**variables):
@@ -25,6 +25,17 @@ def environment(**variables):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     # Nothing of Python's own may make the sides differ from run to run.
     return {**kept, "PYTHONHASHSEED": "0", "TF_CPP_MIN_LOG_LEVEL": "2", **variables}
+
+
+def jax_cache(folder):
+    """Variables that have JAX keep every compiled program in a folder."""
+    if folder is None:
+        return {}
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(folder),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
 
 
 class Side:
@@ -58,7 +69,7 @@ class Side:
 
     def begin(self, part, setup=None, options=None):
         """Starts a leg; `end` waits for it."""
-        self._begun = (part, self._server_cpu())
+        self._begun = (part, self.server_cpu())
         self.process.stdin.write(json.dumps({"part": part, "setup": setup or {}, "options": options or {}}) + "\n")
 
     def end(self):
@@ -67,7 +78,7 @@ class Side:
         if "error" in answer:
             raise RuntimeError(f"'{part}' on side '{self.name}': {answer['error']}")
         cpu = {"client": answer.pop("cpu_seconds", 0.0)}
-        after = self._server_cpu()
+        after = self.server_cpu()
         cpu.update({role: after[role] - before.get(role, 0.0) for role in after})
         answer["cpu"] = cpu
         return answer
@@ -84,7 +95,7 @@ class Side:
                 found[role] = found.get(role, 0) + process.memory_info().rss
         return found
 
-    def _server_cpu(self):
+    def server_cpu(self):
         """CPU seconds so far of each server process of this side, by role."""
         seconds = {}
         for role, process in self.servers():
@@ -129,9 +140,10 @@ class Side:
 class Sides:
     """Makes sides; knows where the binaries are."""
 
-    def __init__(self, binary, null_server, load, logs, transport):
+    def __init__(self, binary, null_server, logs, transport):
         self.binary = binary
-        self.load = load
+        self.load = null_server.with_name("load")
+        self.cache_bench = null_server.with_name("cache_bench")
         self.transport = transport
         self.null_binary = null_server
         self._numbers = itertools.count()
@@ -141,22 +153,24 @@ class Sides:
     def _log(self, name):
         return self.logs / f"{name}.log"
 
-    def native(self):
-        """JAX's own CPU backend."""
-        return Side("native", [], environment(JAX_PLATFORMS="cpu"), self._log("native"))
+    def native(self, cache=None):
+        """JAX's own CPU backend; with its persistent compilation cache in a folder if one is given."""
+        return Side("native", [], environment(JAX_PLATFORMS="cpu", **jax_cache(cache)), self._log("native"))
 
-    def plugin(self, path):
-        """JAX with the worker's plugin loaded into its own process, with one device as the worker has."""
+    def plugin(self, path, cache=None):
+        """JAX with the worker's plugin loaded into its own process, with one device as the worker has; `cache` as above."""
         configuration = self.logs / "plugin.json"
         configuration.write_text(json.dumps({"library_path": path, "create_option": {"cpu_device_count": 1}}))
         env = environment(
-            JAX_PLATFORMS=PLUGIN_PLATFORM, PJRT_NAMES_AND_LIBRARY_PATHS=f"{PLUGIN_PLATFORM}:{configuration}"
+            JAX_PLATFORMS=PLUGIN_PLATFORM,
+            PJRT_NAMES_AND_LIBRARY_PATHS=f"{PLUGIN_PLATFORM}:{configuration}",
+            **jax_cache(cache),
         )
         return Side("plugin", [], env, self._log("plugin"))
 
-    def waystation(self, *flags, devices=1, transport=None):
-        """A client under `waystation run`: proxy, resource manager and one worker."""
-        command = [self.binary, "run", "--workers", "1", "--devices_per_worker", devices]
+    def waystation(self, *flags, devices=1, workers=1, transport=None):
+        """A client under `waystation run`: proxy, resource manager and workers."""
+        command = [self.binary, "run", "--workers", workers, "--devices_per_worker", devices]
         command += ["--transport", transport or self.transport]
         return Side("waystation", [str(word) for word in (*command, *flags, "--")], environment(), self._log("waystation"))
 

@@ -53,7 +53,9 @@ def test_a_quick_run_gives_every_figure(tmp_path):
     assert {
         "train steps, 20 ms", "train steps, 2 ms", "calls chained", "CPU of proxy and worker a call, beyond XLA",
         "call and block, p50 beyond null", "device_put 1 MB", "fetch 1 MB over 8", "growth of the proxy while 10 GB pass",
-        "3 clients, calls in all", "a quiet client's p99 among floods", "warm compile, client",
+        "3 clients, calls in all", "a quiet client's p99 among floods", "warm tiny, client", "warm train step, server",
+        "hit in memory, train step, beyond load, worker", "keys, ops/s", "keys, MB/s", "keys of cold compiles",
+        "64 first requests, 4 workers, compiles", "cold compile, CPU of worker",
     } <= names  # fmt: skip
     for figure in result["figures"]:
         for value in (figure["waystation"], figure["other"], figure["ratio"], *figure["ratio_quartiles"]):
@@ -61,5 +63,8 @@ def test_a_quick_run_gives_every_figure(tmp_path):
             free = ("beyond", "growth", "server")
             assert math.isfinite(value) and (value > 0 or any(word in figure["name"] for word in free)), figure
         assert figure["name"] in done.stdout
+    # What is not a matter of speed.
+    counted = {figure["name"]: figure["waystation"] for figure in result["figures"] if "first requests" in figure["name"]}
+    assert counted == {f"64 first requests, 4 workers, {what}": 1 for what in ("compiles", "bucket writes")}
     processes = {name for entry in result["cpu"] for name in entry["processes"]}
     assert {"client", "proxy", "worker", "null_server"} <= processes

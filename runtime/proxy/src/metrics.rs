@@ -154,6 +154,24 @@ const OF_WORKERS: &[(&str, &str, &str, Number)] = &[
         |s| s.load_seconds,
     ),
     (
+        "waystation_programs_total",
+        "counter",
+        "Requests for programs answered",
+        |s| s.programs as f64,
+    ),
+    (
+        "waystation_program_seconds_total",
+        "counter",
+        "Time in requests for programs: key, cache, compile and load",
+        |s| s.program_seconds,
+    ),
+    (
+        "waystation_key_seconds_total",
+        "counter",
+        "Time in the keys of programs",
+        |s| s.key_seconds,
+    ),
+    (
         "waystation_cache_saved_seconds_total",
         "counter",
         "Compile time that hits on disk and in the bucket have saved",

@@ -10,7 +10,7 @@ mod probe;
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError, Weak, atomic::Ordering::Relaxed},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -280,13 +280,16 @@ impl Compiler {
         platform.extend(topology::of_program(&self.client, devices));
         // Hashes the whole program.
         blocking(move || {
-            Key::of(&KeyInputs {
+            let begun = Instant::now();
+            let key = Key::of(&KeyInputs {
                 program: &program,
                 options: &options,
                 flags: &flags,
                 platform: &platform,
                 environment: &this.identity.environment,
-            })
+            });
+            counters::add_time(&this.counters.key_nanos, begun.elapsed());
+            key
         })
         .await
     }

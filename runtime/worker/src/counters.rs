@@ -9,6 +9,11 @@ use std::time::Duration;
 pub(crate) struct Counters {
     pub(crate) compiles: AtomicU64,
     pub(crate) compile_nanos: AtomicU64,
+    /// Requests for programs, answered.
+    pub(crate) programs: AtomicU64,
+    pub(crate) program_nanos: AtomicU64,
+    /// What of that went into keys.
+    pub(crate) key_nanos: AtomicU64,
     /// Compiles whose process ended under them.
     pub(crate) compiler_deaths: AtomicU64,
     pub(crate) compiling_in_child: AtomicU64,

@@ -58,6 +58,9 @@ impl Report {
             disk_index: core.compiler.cache().has_disk_index(),
             segment_bytes: core.segments.bytes(),
             local_bytes: core.segments.moved(),
+            programs: counters::get(&ours.programs),
+            program_seconds: counters::seconds(&ours.program_nanos),
+            key_seconds: counters::seconds(&ours.key_nanos),
             cache: cache
                 .all()
                 .chain([("hlo_texts_left_out", core.compiler.texts_left_out())])

@@ -1,14 +1,22 @@
 //! Programs of a session: compiling, loaded or failed.
 
-use std::{cell::RefCell, rc::Rc, sync::Arc, time::Duration};
+use std::{
+    cell::RefCell,
+    rc::Rc,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use tokio::{runtime::Handle, task::AbortHandle};
 use waystation_proto::waystation::worker::{Compile, CompileDone, reply};
 
 use super::Session;
 pub(super) use crate::compiler::Loaded;
-use crate::compiler::Request;
-use crate::status::{self, Fault};
+use crate::{
+    compiler::Request,
+    counters,
+    status::{self, Fault},
+};
 
 /// What stands behind an executable id.
 pub(super) struct Program {
@@ -103,9 +111,12 @@ impl Session {
             ordinals: Arc::clone(&self.ordinals),
             xla_flags,
         };
+        let begun = Instant::now();
         let task = self.core.runtime.spawn(async move {
             let compiler = Arc::clone(&core.compiler);
             let result = compiler.load(asked).await.map_err(Arc::new);
+            counters::add(&core.counters.programs, 1);
+            counters::add_time(&core.counters.program_nanos, begun.elapsed());
             core.post(serial, move |session| {
                 session.compiled(request, executable, result)
             });
