@@ -48,7 +48,7 @@ def test_a_quick_run_gives_every_figure(tmp_path):
     (file,) = pathlib.Path(tmp_path).glob("*.json")
     result = json.loads(file.read_text())
     assert not result["errors"]
-    assert len(result["load_average"]) == 7
+    assert len(result["load_average"]) == 11
     names = {figure["name"] for figure in result["figures"]}
     assert {
         "train steps, 20 ms", "train steps, 2 ms", "calls chained", "CPU of proxy and worker a call, beyond XLA",
