@@ -79,8 +79,7 @@ def test_the_tools_do_in_a_bucket_what_they_do_in_a_folder(double, tmp_path, sch
     assert len(entries()) == compiles - 1 and not [name for name in entries() if key in name]
 
     # What is missing is compiled from the recordings, signed, and of use to the next job.
-    # The claim of the job that compiled it is still there, and means nothing any more.
-    warm = ["warm", records, f"--gcs_scratch_location={location}", signing, "--devices=4", "--cache_wait=0", "--json"]
+    warm = ["warm", records, f"--gcs_scratch_location={location}", signing, "--devices=4", "--cache_wait=10m", "--json"]
     report = json.loads(tool(*warm))
     assert (report["compiled"], report["failed"], report["not_written"]) == (1, 0, 0)
     totals = job()

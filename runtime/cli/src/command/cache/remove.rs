@@ -4,10 +4,13 @@ use std::time::{Duration, SystemTime};
 
 use clap::ArgAction;
 use futures::StreamExt as _;
-use object_store::ObjectStoreExt as _;
+use object_store::{ObjectStore as _, ObjectStoreExt as _, path::Path};
 use serde_json::json;
-use waystation_cache::survey::{Listed, Object};
-use waystation_lifecycle::bucket::{Bucket, Location, is_denied};
+use waystation_cache::survey::Listed;
+use waystation_lifecycle::bucket::{
+    Bucket, Location, is_denied,
+    layout::{self, Digest},
+};
 
 use super::{
     Place,
@@ -51,8 +54,11 @@ pub(super) async fn remove(args: &RemoveArgs) -> Result<u8, Failure> {
     let objects = one_key(&bucket, &prefix).await?;
     let mut bytes = 0;
     for object in &objects {
-        delete(&bucket, object).await?;
+        delete(&bucket, &object.meta.location).await?;
         bytes += object.meta.size;
+    }
+    if let Some(object) = objects.first() {
+        delete_claims(&bucket, object.key.digest()).await?;
     }
     let key = objects
         .first()
@@ -87,7 +93,7 @@ pub(super) async fn collect(args: &CollectArgs) -> Result<u8, Failure> {
                 };
                 let goes = age(&object, now) > oldest;
                 if goes && !args.dry_run {
-                    delete(bucket, &object).await?;
+                    delete(bucket, &object.meta.location).await?;
                 }
                 Ok::<_, Failure>(Some((goes, object.meta.size)))
             }
@@ -115,9 +121,22 @@ pub(super) async fn collect(args: &CollectArgs) -> Result<u8, Failure> {
     gaps.end(0)
 }
 
-async fn delete(bucket: &Bucket, object: &Object) -> Result<(), Failure> {
+/// Removes the claims on a key: who compiles it next would wait for an entry that came of them and is gone.
+async fn delete_claims(bucket: &Bucket, key: &Digest) -> Result<(), Failure> {
+    let mut claims = bucket.store().list(Some(&layout::claims_folder(key)));
+    while let Some(claim) = claims.next().await {
+        let claim =
+            claim.map_err(|error| Failure::because("the claims on it cannot be listed", &error))?;
+        if layout::claim_of(&claim.location).is_some() {
+            delete(bucket, &claim.location).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn delete(bucket: &Bucket, path: &Path) -> Result<(), Failure> {
     use object_store::Error;
-    match bucket.store().delete(&object.meta.location).await {
+    match bucket.store().delete(path).await {
         // Somebody was quicker.
         Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
         Err(error) if is_denied(&error) => {
