@@ -121,6 +121,11 @@ impl Scene {
     /// A new handle; later requests may be given it by mistake.
     fn handle(&mut self) -> u64 {
         let handle = self.client.handle();
+        self.offer(handle)
+    }
+
+    /// Has later requests be given the handle by mistake.
+    fn offer(&mut self, handle: u64) -> u64 {
         if self.pool.handles.len() >= REMEMBERED {
             self.pool.handles.remove(0);
         }

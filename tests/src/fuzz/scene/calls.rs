@@ -33,6 +33,13 @@ impl Scene {
         (call, result.err().map_or(0, |e| e.code().unwrap_or(-1)))
     }
 
+    /// A handle that hardly any changed request names. One that did would take the host buffer that is stored under it,
+    /// and the call would wait for another one, as it should, for ever.
+    fn own_handle(&mut self) -> u64 {
+        let handle = self.client.handle() + 0x2a5c_0000;
+        self.offer(handle)
+    }
+
     async fn fetch(&self, array: u64) -> Result<Bytes, Error> {
         let buffer = self.client.handle();
         self.client
@@ -85,7 +92,7 @@ impl Scene {
             5 => strides = Some(vec![*random.pick(&EDGES)]),
             _ => mutate::damage(&mut contents, random),
         }
-        let handle = self.handle();
+        let handle = self.own_handle();
         let mut make = request::make_strings(handle, &dims, &self.devices);
         if let Request::MakeArrayFromHostBufferRequest(make) = &mut make {
             make.byte_strides =
@@ -102,7 +109,7 @@ impl Scene {
 
     /// Host buffers that come as files, and what is no such file.
     async fn disk(&mut self, random: &mut Random) -> (&'static str, Result<(), Error>) {
-        let mut handle = self.handle();
+        let mut handle = self.own_handle();
         if random.one_in(8) {
             // The file's name has no more than the lower half.
             handle += (*random.pick(&EDGES) as u64) << 32;
