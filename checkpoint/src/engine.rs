@@ -4,7 +4,8 @@
 //! - One [`Engine`] a process; clones share its limits. Whatever runs at once, no more than
 //!   [`Config::host_memory_bytes`] are staged for chunks in flight (one chunk larger than that is let through alone), no more
 //!   than [`Config::requests`] requests to the store are open, and no more than [`Config::threads`] chunks are compressed or
-//!   decompressed at a time. The bytes a caller hands in, and those it gets back, are not counted.
+//!   decompressed at a time. Indexes of shards take [`INDEX_MEMORY_BYTES`] beside that. The bytes a caller hands in, and
+//!   those it gets back, are not counted.
 //! - A save that has returned is durable: objects are whole or absent, and on `file://` file and directory are synced.
 //! - A save or restore that fails or is dropped stops soon and leaves whole objects behind, never halves. Nothing is
 //!   deleted: what is not committed is the client's (Orbax's) to remove or to write over.
@@ -18,12 +19,16 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use object_store::ObjectStoreExt as _;
+use object_store::{GetOptions, GetRange, ObjectStoreExt as _, PutPayload};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use waystation_lifecycle::bucket::Bucket;
 
 pub(crate) use self::folder::{Folder, Purpose};
+use crate::zarr::Format;
 use crate::{Error, Result};
+
+/// The most bytes held for indexes of shards that are being read by part: four of the largest that there can be.
+const INDEX_MEMORY_BYTES: usize = 64 << 20;
 
 /// Memory is handed out in units of this many bytes: a semaphore counts to 2^32 at a time, a chunk may be larger.
 const MEMORY_UNIT: usize = 4096;
@@ -40,11 +45,13 @@ pub struct Config {
     /// The longest that one object may take to come, whatever the client's own patience. The HTTP client ends requests
     /// without a byte; a file system that hangs does not end by itself.
     pub read_timeout: Duration,
+    /// What saves write. Restores find the format by themselves.
+    pub format: Format,
 }
 
 impl Default for Config {
     /// 1 GiB of staging; 64 requests, which hide 30 ms of latency behind 2,000 objects a second; a thread a core; half an
-    /// hour for an object, in which 2 GB come at 1 MB/s.
+    /// hour for an object, in which 2 GB come at 1 MB/s; zarr v2.
     fn default() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
@@ -52,6 +59,7 @@ impl Default for Config {
             requests: 64,
             threads,
             read_timeout: Duration::from_secs(1800),
+            format: Format::default(),
         }
     }
 }
@@ -67,6 +75,8 @@ struct Shared {
     config: Config,
     memory: Arc<Semaphore>,
     memory_units: u32,
+    /// Beside `memory`: who holds an index waits for room to stage its chunks, so the two must not be one.
+    indexes: Arc<Semaphore>,
     requests: Semaphore,
     threads: Arc<Semaphore>,
     /// Clients of cloud buckets, by scheme and bucket name: making one reads credentials and opens connections.
@@ -84,6 +94,7 @@ impl Engine {
             shared: Arc::new(Shared {
                 memory: Arc::new(Semaphore::new(memory_units as usize)),
                 memory_units,
+                indexes: Arc::new(Semaphore::new(INDEX_MEMORY_BYTES / MEMORY_UNIT)),
                 requests: Semaphore::new(config.requests.clamp(1, Semaphore::MAX_PERMITS)),
                 threads: Arc::new(Semaphore::new(
                     config.threads.clamp(1, Semaphore::MAX_PERMITS),
@@ -111,6 +122,24 @@ impl Engine {
             .ok()
     }
 
+    /// Waits for room to hold the index of a shard, as [`Engine::stage`]. Not to be called with staged bytes in hand.
+    pub(crate) async fn hold_index(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        let units = u32::try_from(
+            bytes
+                .div_ceil(MEMORY_UNIT)
+                .min(INDEX_MEMORY_BYTES / MEMORY_UNIT),
+        );
+        Arc::clone(&self.shared.indexes)
+            .acquire_many_owned(units.ok()?.max(1))
+            .await
+            .ok()
+    }
+
+    /// What saves write.
+    pub(crate) fn format(&self) -> Format {
+        self.shared.config.format
+    }
+
     /// Runs CPU work on a blocking thread, when one of the engine's is free. Dropping the future does not stop work begun.
     pub(crate) async fn compute<T: Send + 'static>(
         &self,
@@ -125,11 +154,11 @@ impl Engine {
     }
 
     /// Writes an object, replacing one of that name.
-    pub(crate) async fn put(&self, folder: &Folder, file: &str, bytes: Bytes) -> Result<u64> {
-        let size = bytes.len() as u64;
+    pub(crate) async fn put(&self, folder: &Folder, file: &str, bytes: PutPayload) -> Result<u64> {
+        let size = bytes.content_length() as u64;
         let path = folder.path(file)?;
         let _permit = self.shared.requests.acquire().await;
-        match folder.store.put(&path, bytes.into()).await {
+        match folder.store.put(&path, bytes).await {
             Ok(_) => Ok(size),
             Err(source) => Err(folder.storage("writing", file, source)),
         }
@@ -142,24 +171,59 @@ impl Engine {
         file: &str,
         most: usize,
     ) -> Result<Option<std::result::Result<Bytes, u64>>> {
+        let read = self.read_object(folder, file, GetOptions::default(), most);
+        Ok(match read.await? {
+            Some(Part {
+                bytes: None, size, ..
+            }) => Some(Err(size)),
+            Some(Part {
+                bytes: Some(bytes), ..
+            }) => Some(Ok(bytes)),
+            None => None,
+        })
+    }
+
+    /// Reads a range of an object, of `len` bytes at most. `None` when there is no object.
+    pub(crate) async fn get_part(
+        &self,
+        folder: &Folder,
+        file: &str,
+        range: GetRange,
+        len: usize,
+    ) -> Result<Option<Part>> {
+        let options = GetOptions {
+            range: Some(range),
+            ..GetOptions::default()
+        };
+        self.read_object(folder, file, options, len).await
+    }
+
+    async fn read_object(
+        &self,
+        folder: &Folder,
+        file: &str,
+        options: GetOptions,
+        most: usize,
+    ) -> Result<Option<Part>> {
         let path = folder.path(file)?;
         let _permit = self.shared.requests.acquire().await;
         let after = self.shared.config.read_timeout;
         let read = async {
             folder.check_regular(file).await?;
-            let found = match folder.store.get(&path).await {
+            let found = match folder.store.get_opts(&path, options).await {
                 Ok(found) => found,
                 Err(object_store::Error::NotFound { .. }) => return Ok(None),
                 Err(source) => return Err(folder.storage("reading", file, source)),
             };
-            if usize::try_from(found.meta.size).map_or(true, |size| size > most) {
-                return Ok(Some(Err(found.meta.size)));
-            }
-            let bytes = found
-                .bytes()
-                .await
-                .map_err(|source| folder.storage("reading", file, source))?;
-            Ok(Some(Ok(bytes)))
+            let (size, tag) = (found.meta.size, found.meta.e_tag.clone());
+            let len = found.range.end.saturating_sub(found.range.start);
+            let bytes = if usize::try_from(len).map_or(true, |len| len > most) {
+                None
+            } else {
+                let bytes = found.bytes().await;
+                Some(bytes.map_err(|source| folder.storage("reading", file, source))?)
+            };
+            Ok(Some(Part { bytes, size, tag }))
         };
         match tokio::time::timeout(after, read).await {
             Ok(read) => read,
@@ -179,6 +243,25 @@ impl Engine {
             Err(_) => false,
         }
     }
+
+    /// The size of an object, if it can be had.
+    pub(crate) async fn size(&self, folder: &Folder, file: &str) -> Option<u64> {
+        let path = folder.path(file).ok()?;
+        let _permit = self.shared.requests.acquire().await;
+        let asked = tokio::time::timeout(self.shared.config.read_timeout, folder.store.head(&path));
+        Some(asked.await.ok()?.ok()?.size)
+    }
+}
+
+/// What was read of an object.
+#[derive(Debug)]
+pub(crate) struct Part {
+    /// `None` when there are more than was allowed.
+    pub(crate) bytes: Option<Bytes>,
+    /// The size of the whole object.
+    pub(crate) size: u64,
+    /// What changes when the object does, where the store says.
+    pub(crate) tag: Option<String>,
 }
 
 /// Runs `work` for at most `timeout` (for ever when `None`). Work that is cut off stops as the engine's contract says.

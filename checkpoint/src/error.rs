@@ -138,7 +138,7 @@ pub enum Error {
         array: String,
         /// The checkpoint.
         location: String,
-        /// The object that was looked for.
+        /// The object that was looked for, or that is a shard without it.
         object: String,
     },
     /// A chunk does not hold what its array's metadata promises.
@@ -148,7 +148,7 @@ pub enum Error {
         array: String,
         /// The checkpoint.
         location: String,
-        /// The object.
+        /// The object, and in a shard of several chunks which of them.
         object: String,
         /// What is wrong with it.
         source: zarr::Error,

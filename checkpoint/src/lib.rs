@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | [`sharding`] | which piece of a global array lies at which position of a device list |
 //! | [`persistence`] | the JSON by which a client asks for arrays to be written and read |
-//! | [`zarr`] | the format on the bucket, bytes only |
+//! | [`zarr`] | the formats on the bucket, zarr v2 and v3, bytes only |
 //! | [`Engine`] | one process's limits; [`Engine::save`] and [`Engine::restore`] do the work |
 //!
 //! A worker reads a request with [`persistence::parse`], lays each array over its devices with [`Sharding`], and hands the

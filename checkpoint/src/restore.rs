@@ -1,10 +1,12 @@
 //! Restoring: boxes of one array from whatever chunks hold them.
 //!
-//! The reader takes any chunk grid: the writer may have been Waystation, Orbax or TensorStore, on another mesh. What is
-//! stored is checked against what is asked for before a chunk is read. Every chunk that holds an element of some box is
-//! read and decoded once, however many boxes need it; no other chunk is touched.
+//! The reader takes zarr v2 and v3, which it tells apart by the metadata file (`.zarray` before `zarr.json`), with any chunk
+//! grid: the writer may have been Waystation, Orbax or TensorStore, on another mesh. What is stored is checked against what
+//! is asked for before a chunk is read. Every chunk that holds an element of some box is read and decoded once, however many
+//! boxes need it; no other chunk is touched, in a shard as elsewhere.
 
 mod plan;
+mod shard;
 
 use std::sync::Arc;
 
@@ -16,7 +18,7 @@ use waystation_proto::xla::PrimitiveType;
 use self::plan::{Failure, Plan};
 use crate::engine::{Engine, Folder, Purpose};
 use crate::sharding::IndexDomain;
-use crate::zarr::{self, ChunkIndex, DType, Grid, MAX_METADATA_BYTES, METADATA_FILE, Metadata};
+use crate::zarr::{self, ChunkIndex, DType, Format, MAX_METADATA_BYTES, Metadata};
 use crate::{Error, Result};
 
 /// An array to restore, as the client asked for it.
@@ -69,47 +71,48 @@ impl Engine {
     /// Reads the metadata of an array: its shape, chunks and element type as stored.
     ///
     /// # Errors
-    /// The array is missing or its metadata is not zarr v2; a read failed.
+    /// The array is missing or its metadata is unreadable; a read failed.
     pub async fn metadata(&self, location: &str, name: &str) -> Result<Metadata> {
         let folder = self.open(location, name, Purpose::Read).await?;
         self.read_metadata(&folder).await
     }
 
     async fn read_metadata(&self, folder: &Folder) -> Result<Metadata> {
-        let invalid = |source| Error::Metadata {
-            array: folder.array(),
-            location: folder.location(),
-            object: folder.object(METADATA_FILE),
-            source,
-        };
-        match self.get(folder, METADATA_FILE, MAX_METADATA_BYTES).await? {
-            Some(Ok(bytes)) => Metadata::decode(&bytes).map_err(invalid),
-            Some(Err(size)) => Err(invalid(zarr::Error::Malformed(format!(
-                "{size} bytes of metadata"
-            )))),
-            None => Err(self.missing_array(folder).await),
+        for format in Format::ALL {
+            let file = format.metadata_file();
+            let invalid = |source| Error::Metadata {
+                array: folder.array(),
+                location: folder.location(),
+                object: folder.object(file),
+                source,
+            };
+            match self.get(folder, file, MAX_METADATA_BYTES).await? {
+                Some(Ok(bytes)) => return Metadata::decode(format, &bytes).map_err(invalid),
+                Some(Err(size)) => {
+                    let reason = format!("{size} bytes of metadata");
+                    return Err(invalid(zarr::Error::Malformed(reason)));
+                }
+                None => {}
+            }
         }
+        Err(self.missing_array(folder).await)
     }
 
     /// Why there is no metadata file: a format that is not read here is worth its own words.
     async fn missing_array(&self, folder: &Folder) -> Error {
-        let unread = |format, advice| Error::UnreadFormat {
-            array: folder.array(),
-            location: folder.location(),
-            format,
-            advice,
-        };
-        if self.exists(folder, "zarr.json", false).await {
-            return unread("zarr v3", "use_zarr3=False");
-        }
         if self.exists(folder, "manifest.ocdbt", true).await {
-            return unread("OCDBT", "use_ocdbt=False");
+            return Error::UnreadFormat {
+                array: folder.array(),
+                location: folder.location(),
+                format: "OCDBT",
+                advice: "use_ocdbt=False",
+            };
         }
         Error::MissingArray {
             array: folder.array(),
             location: folder.location(),
-            object: folder.object(METADATA_FILE),
-            hint: "",
+            object: folder.object(Format::Zarr2.metadata_file()),
+            hint: " and no zarr.json",
         }
     }
 
@@ -139,44 +142,85 @@ impl Engine {
     }
 
     async fn read_chunk(&self, folder: &Folder, plan: Arc<Plan>, chunk: ChunkIndex) -> Result<()> {
-        let file = Grid::key(&chunk, plan.metadata.separator);
-        let corrupt = |source| Error::CorruptChunk {
-            array: folder.array(),
-            location: folder.location(),
-            object: folder.object(&file),
-            source,
-        };
-        let most = plan.metadata.codec.bound(plan.chunk_bytes);
-        let room = self.stage(most.saturating_add(plan.chunk_bytes)).await;
-        let stored = match self.get(folder, &file, most).await? {
+        if plan.metadata.shards.is_some() {
+            return self.read_shard(folder, plan, chunk).await;
+        }
+        let at = Chunk::new(folder, plan.metadata.keys.key(&chunk), None);
+        let most = plan.metadata.codec.bound(plan.block_bytes);
+        let room = self.stage(most.saturating_add(plan.block_bytes)).await;
+        let stored = match self.get(folder, &at.file, most).await? {
             Some(Ok(stored)) => stored,
-            Some(Err(size)) => {
-                return Err(corrupt(zarr::Error::Malformed(format!(
-                    "{size} bytes stored where a chunk has {}",
-                    plan.chunk_bytes
-                ))));
-            }
-            None => {
-                return Err(Error::MissingChunk {
-                    array: folder.array(),
-                    location: folder.location(),
-                    object: folder.object(&file),
-                });
-            }
+            Some(Err(size)) => return Err(at.too_large(size, plan.block_bytes)),
+            None => return Err(at.missing()),
         };
-        let placed = {
-            let plan = Arc::clone(&plan);
-            self.compute(move || {
+        let placed = self
+            .compute(move || {
                 let _room = room;
-                plan.place(stored, &chunk)
+                plan.place(stored, &plan.metadata.grid.domain(&chunk))
             })
-            .await
-        };
-        match placed.map_err(|source| folder.cut_off("decoding", &file, source))? {
+            .await;
+        at.placed(placed)
+    }
+}
+
+/// A chunk being read, for messages.
+struct Chunk<'a> {
+    folder: &'a Folder,
+    /// The object.
+    file: String,
+    /// Its place in the shard that the object is, if it is one of several there.
+    inner: Option<ChunkIndex>,
+}
+
+impl<'a> Chunk<'a> {
+    fn new(folder: &'a Folder, file: String, inner: Option<ChunkIndex>) -> Self {
+        Self {
+            folder,
+            file,
+            inner,
+        }
+    }
+
+    fn object(&self) -> String {
+        let object = self.folder.object(&self.file);
+        match &self.inner {
+            Some(inner) => format!("{object}, inner chunk {inner:?}"),
+            None => object,
+        }
+    }
+
+    fn missing(&self) -> Error {
+        Error::MissingChunk {
+            array: self.folder.array(),
+            location: self.folder.location(),
+            object: self.object(),
+        }
+    }
+
+    fn corrupt(&self, source: zarr::Error) -> Error {
+        Error::CorruptChunk {
+            array: self.folder.array(),
+            location: self.folder.location(),
+            object: self.object(),
+            source,
+        }
+    }
+
+    fn too_large(&self, size: u64, block_bytes: usize) -> Error {
+        self.corrupt(zarr::Error::Malformed(format!(
+            "{size} bytes stored where a chunk has {block_bytes}"
+        )))
+    }
+
+    fn placed(
+        &self,
+        placed: std::result::Result<std::result::Result<(), Failure>, tokio::task::JoinError>,
+    ) -> Result<()> {
+        match placed.map_err(|source| self.folder.cut_off("decoding", &self.file, source))? {
             Ok(()) => Ok(()),
-            Err(Failure::Corrupt(source)) => Err(corrupt(source)),
+            Err(Failure::Corrupt(source)) => Err(self.corrupt(source)),
             Err(Failure::OutOfMemory(bytes)) => Err(Error::OutOfMemory {
-                array: folder.array(),
+                array: self.folder.array(),
                 bytes,
                 purpose: "its elements",
             }),

@@ -1,5 +1,6 @@
 //! Saving: the pieces of one array that this process holds, to the chunks they make up.
 //!
+//! What is written is zarr v2 or v3, as [`Config::format`](crate::Config::format) says; in v3 every chunk is a shard of one.
 //! The chunk grid of an array is chosen once for all who write it; by default it is the nominal shard shape
 //! ([`SaveArray::sharded`]), so that every piece is one chunk and no two processes write one object. Pieces may also cover
 //! several whole chunks. A chunk that runs over the array's edge is padded with zeros. The metadata is the same whoever
@@ -17,7 +18,7 @@ use waystation_proto::xla::PrimitiveType;
 use self::plan::{Job, Plan};
 use crate::engine::{Engine, Folder, Purpose};
 use crate::sharding::{IndexDomain, Sharding};
-use crate::zarr::{ChunkIndex, Codec, Grid, METADATA_FILE};
+use crate::zarr::{ChunkIndex, Codec};
 use crate::{Error, Result};
 
 /// An array to save, as all who hold a piece of it know it.
@@ -33,8 +34,8 @@ pub struct SaveArray {
     pub dims: Vec<i64>,
     /// The shape of a chunk, in elements; a 0 becomes 1.
     pub chunks: Vec<i64>,
-    /// How chunks are compressed.
-    pub codec: Codec,
+    /// How chunks are compressed; `None` is as Orbax does in the engine's format.
+    pub codec: Option<Codec>,
 }
 
 impl SaveArray {
@@ -55,7 +56,7 @@ impl SaveArray {
             dtype,
             dims: dims.to_vec(),
             chunks: sharding.shard_dims(dims)?,
-            codec: Codec::ORBAX,
+            codec: None,
         })
     }
 }
@@ -78,7 +79,7 @@ impl Engine {
         pieces: Vec<(IndexDomain, Bytes)>,
         writes_metadata: bool,
     ) -> Result<u64> {
-        let plan = Plan::new(array, pieces, writes_metadata)?;
+        let plan = Plan::new(self.format(), array, pieces, writes_metadata)?;
         let folder = self
             .open(&array.location, &array.name, Purpose::Write)
             .await?;
@@ -96,7 +97,7 @@ impl Engine {
         pieces: Vec<(IndexDomain, Bytes)>,
         writes_metadata: bool,
     ) -> Result<u64> {
-        let plan = Plan::new(array, pieces, writes_metadata)?;
+        let plan = Plan::new(self.format(), array, pieces, writes_metadata)?;
         let folder = Folder::new(bucket, Default::default(), &array.name, &array.location)?;
         self.write(folder, plan).await
     }
@@ -111,9 +112,9 @@ impl Engine {
                 async move {
                     match job {
                         Job::Metadata => {
-                            engine
-                                .put(&folder, METADATA_FILE, plan.encoded.clone())
-                                .await
+                            let file = plan.metadata.format.metadata_file();
+                            let encoded = plan.encoded.clone().into();
+                            engine.put(&folder, file, encoded).await
                         }
                         Job::Chunk { piece, chunk } => {
                             engine.write_chunk(&folder, plan, piece, chunk).await
@@ -136,7 +137,7 @@ impl Engine {
         piece: usize,
         chunk: ChunkIndex,
     ) -> Result<u64> {
-        let file = Grid::key(&chunk, plan.metadata.separator);
+        let file = plan.metadata.keys.key(&chunk);
         // Room for the chunk cut out of its piece, where that is not the same, and for the chunk as stored.
         let cut = if plan.is_whole_chunk(piece) {
             0

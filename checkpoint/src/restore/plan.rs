@@ -8,7 +8,7 @@ use bytes::Bytes;
 use crate::engine::Folder;
 use crate::sharding::IndexDomain;
 use crate::strided::{self, Side};
-use crate::zarr::{self, ChunkIndex, Chunks, METADATA_FILE, Metadata, Order};
+use crate::zarr::{self, ChunkIndex, Chunks, Metadata, Order, Shards};
 use crate::{Error, Result};
 
 /// A chunk may be this many times the array it belongs to, and no larger than that unless it is small: a small file must not
@@ -20,8 +20,9 @@ const SMALL_CHUNK_BYTES: usize = 256 << 20;
 /// What a restore does, checked, and what it has read.
 pub(super) struct Plan {
     pub(super) metadata: Metadata,
-    pub(super) chunk_bytes: usize,
-    chunk_strides: Vec<usize>,
+    /// The size of what is decoded as one, and its strides.
+    pub(super) block_bytes: usize,
+    block_strides: Vec<usize>,
     /// The distinct boxes wanted.
     boxes: Vec<Target>,
     /// For each domain asked for, the number of its box.
@@ -60,21 +61,21 @@ impl Plan {
         let lying = || Error::Metadata {
             array: folder.array(),
             location: folder.location(),
-            object: folder.object(METADATA_FILE),
+            object: folder.object(metadata.format.metadata_file()),
             source: zarr::Error::Malformed(format!(
                 "chunks of {:?} for an array of {:?}",
-                metadata.grid.chunks(),
+                metadata.block(),
                 metadata.grid.shape()
             )),
         };
-        let (Some(chunk_bytes), Some(chunk_strides)) =
-            (metadata.chunk_bytes(), metadata.chunk_strides())
+        let (Some(block_bytes), Some(block_strides)) =
+            (metadata.block_bytes(), metadata.block_strides())
         else {
             return Err(lying());
         };
         let array_bytes = crate::sharding::num_elements(metadata.grid.shape())
             .and_then(|n| n.checked_mul(item_bytes));
-        if chunk_bytes
+        if block_bytes
             > array_bytes
                 .unwrap_or(0)
                 .saturating_mul(MAX_PADDING)
@@ -116,8 +117,8 @@ impl Plan {
         }
         Ok(Self {
             metadata,
-            chunk_bytes,
-            chunk_strides,
+            block_bytes,
+            block_strides,
             boxes,
             slots,
         })
@@ -150,27 +151,72 @@ impl Plan {
         self.slots.iter().map(|&slot| boxes[slot].clone()).collect()
     }
 
-    /// Decodes a chunk and copies it to every box it touches.
-    pub(super) fn place(&self, stored: Bytes, chunk: &[i64]) -> std::result::Result<(), Failure> {
+    /// The inner chunks of a shard that hold an element of some box, each once, with what they hold of the array; made as
+    /// they are asked for.
+    pub(super) fn inner_chunks(
+        self: &Arc<Self>,
+        shards: &Shards,
+        shard: &[i64],
+    ) -> impl Iterator<Item = (ChunkIndex, IndexDomain)> + Send + use<> {
+        let held = self.metadata.grid.domain(shard);
+        let mut parts: Vec<Chunks> = Vec::new();
+        for target in &self.boxes {
+            if let Some(mut shared) = held.intersect(&target.domain) {
+                for (index, origin) in shared.origin.iter_mut().zip(&held.origin) {
+                    *index -= origin;
+                }
+                parts.push(shards.grid().chunks_of(&shared));
+            }
+        }
+        let (grid, parts) = (shards.grid().clone(), Arc::new(parts));
+        (0..parts.len()).flat_map(move |number| {
+            let (grid, held, earlier) = (grid.clone(), held.clone(), Arc::clone(&parts));
+            parts[number]
+                .clone()
+                .filter(move |inner| !earlier[..number].iter().any(|part| part.contains(inner)))
+                .filter_map(move |inner| {
+                    let mut domain = grid.domain(&inner);
+                    for (index, origin) in domain.origin.iter_mut().zip(&held.origin) {
+                        *index += origin;
+                    }
+                    // At the array's edge it holds less.
+                    Some((inner, domain.intersect(&held)?))
+                })
+        })
+    }
+
+    /// Whether every element of a shard that lies in the array is wanted, by one box alone.
+    pub(super) fn wants_all_of(&self, shard: &[i64]) -> bool {
+        let held = self.metadata.grid.domain(shard);
+        self.boxes
+            .iter()
+            .any(|target| held.intersect(&target.domain).as_ref() == Some(&held))
+    }
+
+    /// Decodes a block, which holds the box `held` of the array, and copies it to every box it touches.
+    pub(super) fn place(
+        &self,
+        stored: Bytes,
+        held: &IndexDomain,
+    ) -> std::result::Result<(), Failure> {
         let dtype = self.metadata.dtype;
         let mut elements = self
             .metadata
             .codec
-            .decode(stored, self.chunk_bytes)
+            .decode(stored, self.block_bytes)
             .map_err(Failure::Corrupt)?;
         if self.metadata.big_endian {
             dtype.swap_bytes(&mut elements);
         }
         dtype.clear_padding(&mut elements);
 
-        let held = self.metadata.grid.domain(chunk);
-        let whole = held.shape == self.metadata.grid.chunks() && self.metadata.order == Order::C;
+        let whole = held.shape == self.metadata.block() && self.metadata.order == Order::C;
         let mut moved = None;
         for target in &self.boxes {
             let Some(shared) = held.intersect(&target.domain) else {
                 continue;
             };
-            if whole && target.domain == held {
+            if whole && target.domain == *held {
                 // Boxes are distinct, so there is one such at most: it takes the chunk as it is, after the others.
                 moved = Some(target);
                 continue;
@@ -194,7 +240,7 @@ impl Plan {
             strided::copy(
                 &elements,
                 &Side {
-                    strides: &self.chunk_strides,
+                    strides: &self.block_strides,
                     origin: &from,
                 },
                 &mut bytes,

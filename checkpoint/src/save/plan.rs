@@ -4,11 +4,12 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use object_store::PutPayload;
 
 use super::SaveArray;
 use crate::sharding::IndexDomain;
 use crate::strided::{self, Side};
-use crate::zarr::{ChunkIndex, DType, Metadata};
+use crate::zarr::{ChunkIndex, DType, Format, Metadata, Shards};
 use crate::{Error, Result};
 
 /// What a save does, checked.
@@ -30,6 +31,7 @@ pub(super) enum Job {
 
 impl Plan {
     pub(super) fn new(
+        format: Format,
         array: &SaveArray,
         pieces: Vec<(IndexDomain, Bytes)>,
         writes_metadata: bool,
@@ -44,11 +46,12 @@ impl Plan {
                 dtype: array.dtype,
             });
         };
-        let metadata = Metadata::new(&array.dims, &array.chunks, dtype, array.codec)
+        let codec = array.codec.unwrap_or(format.orbax_codec());
+        let metadata = Metadata::new(format, &array.dims, &array.chunks, dtype, codec)
             .map_err(|e| bad(e.to_string()))?;
         let encoded = metadata.encode().map_err(|e| bad(e.to_string()))?;
         let (Some(chunk_bytes), Some(chunk_strides)) =
-            (metadata.chunk_bytes(), metadata.chunk_strides())
+            (metadata.block_bytes(), metadata.block_strides())
         else {
             return Err(bad(format!("chunks {:?} are too large", array.chunks)));
         };
@@ -89,15 +92,24 @@ impl Plan {
             && !self.metadata.dtype.is_narrow()
     }
 
-    /// The stored bytes of a chunk. Fails with the number of bytes that could not be had.
-    pub(super) fn encode(&self, piece: usize, chunk: &[i64]) -> std::result::Result<Bytes, usize> {
+    /// The object of a chunk. Fails with the number of bytes that could not be had.
+    pub(super) fn encode(
+        &self,
+        piece: usize,
+        chunk: &[i64],
+    ) -> std::result::Result<PutPayload, usize> {
         let (domain, bytes) = &self.pieces[piece];
         let dtype = self.metadata.dtype;
         let codec = self.metadata.codec;
         let encode = |elements| {
-            codec
+            let stored = codec
                 .encode(elements)
-                .map_err(|_| codec.bound(self.chunk_bytes))
+                .map_err(|_| codec.bound(self.chunk_bytes))?;
+            if self.metadata.shards.is_none() {
+                return Ok(stored.into());
+            }
+            let index = Bytes::copy_from_slice(&Shards::index_of_one(stored.len()));
+            Ok(PutPayload::from_iter([stored, index]))
         };
         if self.is_whole_chunk(piece) {
             return encode(bytes.clone());

@@ -4,9 +4,6 @@ use bytes::Bytes;
 
 use super::{Result, malformed};
 
-/// The zstd level that Orbax writes zarr v2 with.
-pub const ZSTD_LEVEL: i32 = 1;
-
 /// A frame's checksum (RFC 8878, 3.1.1).
 const CHECKSUM_BYTES: usize = 4;
 
@@ -26,9 +23,6 @@ pub enum Codec {
 }
 
 impl Codec {
-    /// The codec Orbax uses.
-    pub const ORBAX: Codec = Codec::Zstd { level: ZSTD_LEVEL };
-
     /// The most bytes that `len` bytes of elements become.
     #[must_use]
     pub fn bound(self, len: usize) -> usize {
@@ -118,9 +112,11 @@ mod tests {
 
     use super::*;
 
+    const ZSTD: Codec = Codec::Zstd { level: 1 };
+
     #[test]
     fn a_frame_has_its_content_size_and_a_checksum() {
-        let frame = Codec::ORBAX.encode(vec![7; 1000].into()).unwrap();
+        let frame = ZSTD.encode(vec![7; 1000].into()).unwrap();
         assert_eq!(
             zstd::zstd_safe::get_frame_content_size(&frame).ok(),
             Some(Some(1000))
@@ -135,11 +131,11 @@ mod tests {
         let noise: Bytes = (0..200u32)
             .flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes())
             .collect();
-        let frame = Codec::ORBAX.encode(noise.clone()).unwrap();
+        let frame = ZSTD.encode(noise.clone()).unwrap();
         for bit in 0..frame.len() * 8 {
             let mut damaged = frame.to_vec();
             damaged[bit / 8] ^= 1 << (bit % 8);
-            let read = Codec::ORBAX.decode(damaged.into(), noise.len());
+            let read = ZSTD.decode(damaged.into(), noise.len());
             assert!(read.is_err() || read.unwrap() == noise, "bit {bit}");
         }
     }
@@ -151,9 +147,9 @@ mod tests {
         encoder.include_checksum(true).unwrap();
         encoder.write_all(&[5; 300]).unwrap();
         let frame = Bytes::from(encoder.finish().unwrap());
-        assert_eq!(Codec::ORBAX.decode(frame.clone(), 300).unwrap(), [5; 300]);
-        assert!(Codec::ORBAX.decode(frame.clone(), 299).is_err());
-        assert!(Codec::ORBAX.decode(frame.clone(), 301).is_err());
+        assert_eq!(ZSTD.decode(frame.clone(), 300).unwrap(), [5; 300]);
+        assert!(ZSTD.decode(frame.clone(), 299).is_err());
+        assert!(ZSTD.decode(frame.clone(), 301).is_err());
     }
 
     #[test]
@@ -161,7 +157,7 @@ mod tests {
         let data: Bytes = (0..4096u32)
             .flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes())
             .collect();
-        let frame = Codec::ORBAX.encode(data.clone()).unwrap();
+        let frame = ZSTD.encode(data.clone()).unwrap();
         let two = Bytes::from([frame.clone(), frame.clone()].concat());
         let trailing = Bytes::from([&frame[..], &[0]].concat());
         for stored in [
@@ -171,17 +167,17 @@ mod tests {
             trailing,
             data.clone(),
         ] {
-            assert!(Codec::ORBAX.decode(stored, data.len()).is_err());
+            assert!(ZSTD.decode(stored, data.len()).is_err());
         }
         assert!(Codec::Raw.decode(data.slice(1..), data.len()).is_err());
         // A frame that promises an impossible size is refused before anything is allocated for it.
-        assert!(Codec::ORBAX.decode(frame.clone(), usize::MAX).is_err());
+        assert!(ZSTD.decode(frame.clone(), usize::MAX).is_err());
     }
 
     proptest! {
         #[test]
         fn chunks_come_back(data in proptest::collection::vec(any::<u8>(), 0..2000), raw in any::<bool>()) {
-            let codec = if raw { Codec::Raw } else { Codec::ORBAX };
+            let codec = if raw { Codec::Raw } else { ZSTD };
             let stored = codec.encode(data.clone().into()).unwrap();
             prop_assert!(stored.len() <= codec.bound(data.len()));
             prop_assert_eq!(codec.decode(stored, data.len()).unwrap(), data);
@@ -189,10 +185,10 @@ mod tests {
 
         #[test]
         fn no_bytes_panic(stored in proptest::collection::vec(any::<u8>(), 0..200), len in 0..1000usize) {
-            let _ = Codec::ORBAX.decode(stored.clone().into(), len);
+            let _ = ZSTD.decode(stored.clone().into(), len);
             let mut framed = vec![0x28, 0xb5, 0x2f, 0xfd];
             framed.extend(stored);
-            let _ = Codec::ORBAX.decode(framed.into(), len);
+            let _ = ZSTD.decode(framed.into(), len);
         }
     }
 }

@@ -50,6 +50,19 @@ impl Grid {
         &self.shape
     }
 
+    /// The number of chunks.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        // No more than elements, which have been counted.
+        self.shape
+            .iter()
+            .zip(&self.chunks)
+            .map(|(&dim, &chunk)| {
+                usize::try_from(dim.div_euclid(chunk) + i64::from(dim % chunk != 0)).unwrap_or(0)
+            })
+            .product()
+    }
+
     /// The shape of every chunk.
     #[must_use]
     pub fn chunks(&self) -> &[i64] {
@@ -77,24 +90,6 @@ impl Grid {
             domain.shape.push(chunk.min(dim - start));
         }
         domain
-    }
-
-    /// The name of a chunk's file: its index with `separator` between, `0` for rank 0.
-    #[must_use]
-    pub fn key(index: &[i64], separator: char) -> String {
-        use std::fmt::Write as _;
-        let mut key = String::new();
-        for (d, i) in index.iter().enumerate() {
-            if d > 0 {
-                key.push(separator);
-            }
-            // Writing to a string does not fail.
-            let _ = write!(key, "{i}");
-        }
-        if index.is_empty() {
-            key.push('0');
-        }
-        key
     }
 
     /// The chunks that hold elements of `domain`, a box inside the array, in row-major order. None for an empty box.
@@ -185,9 +180,18 @@ mod tests {
         let found: Vec<_> = grid.chunks_of(&IndexDomain::whole(&[])).collect();
         assert_eq!(found, [Vec::<i64>::new()]);
         assert_eq!(grid.chunk_elements(), 1);
-        assert_eq!(Grid::key(&[], '.'), "0");
-        assert_eq!(Grid::key(&[1, 20], '.'), "1.20");
-        assert_eq!(Grid::key(&[1, 20], '/'), "1/20");
+    }
+
+    #[test]
+    fn chunks_are_counted() {
+        for (shape, chunks, count) in [
+            (&[10, 7][..], &[4, 3][..], 9),
+            (&[8, 6], &[4, 3], 4),
+            (&[0, 3], &[1, 1], 0),
+            (&[], &[], 1),
+        ] {
+            assert_eq!(Grid::new(shape, chunks).unwrap().count(), count);
+        }
     }
 
     #[test]

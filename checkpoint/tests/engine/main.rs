@@ -9,5 +9,7 @@
 mod damage;
 mod layout;
 mod round_trip;
+mod sharded;
+mod shards;
 mod store;
 mod support;

@@ -1,13 +1,13 @@
 //! What went in comes out, and at what cost in requests.
 
 use proptest::prelude::*;
-use waystation_checkpoint::{IndexDomain, Sharding};
+use waystation_checkpoint::{IndexDomain, Sharding, zarr::Format};
 use waystation_proto::xla::{OpSharding, PrimitiveType, op_sharding::Type};
 
 use crate::store::Counting;
-use crate::support::{Array, boxes, domain, engine, to_restore, to_save};
+use crate::support::{Array, boxes, domain, engine, engine_of, to_restore, to_save};
 
-fn run<T>(work: impl Future<Output = T>) -> T {
+pub(crate) fn run<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -31,14 +31,15 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_box_of_any_grid_comes_back((dims, chunks, cuts) in grids(), pieces_of_chunks in 1..4i64) {
+    fn any_box_of_any_grid_comes_back((dims, chunks, cuts) in grids(), pieces_of_chunks in 1..4i64, v3 in any::<bool>()) {
         run(async {
             let (store, array) = (Counting::new(), Array::new(&dims));
             // Pieces of one or several chunks a dimension.
             let piece: Vec<i64> = chunks.iter().map(|chunk| chunk * pieces_of_chunks).collect();
             let pieces = array.pieces(&boxes(&dims, &piece));
             let save = to_save("here", "a.b", &dims, &chunks);
-            engine().save_to(&store.bucket(), &save, pieces, true).await.unwrap();
+            let format = if v3 { Format::Zarr3 } else { Format::Zarr2 };
+            engine_of(format).save_to(&store.bucket(), &save, pieces, true).await.unwrap();
 
             let mut asked: Vec<IndexDomain> = vec![IndexDomain::whole(&dims); 2];
             for cuts in cuts.chunks(dims.len().max(1)) {
@@ -59,7 +60,9 @@ proptest! {
             // Every object at most once, though the whole array was asked for twice and more.
             let counts = store.take();
             assert!(counts.gets.values().all(|&count| count == 1), "{:?}", counts.gets);
-            assert_eq!(counts.gets.len(), 1 + boxes(&dims, &chunks).len());
+            // Of metadata, the file of v2 is looked for first.
+            let metadata = if v3 { 2 } else { 1 };
+            assert_eq!(counts.gets.len(), metadata + boxes(&dims, &chunks).len());
         });
     }
 }

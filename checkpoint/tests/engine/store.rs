@@ -9,7 +9,7 @@ use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+    ObjectStoreExt as _, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 use waystation_lifecycle::bucket::{Bucket, Location};
 
@@ -18,6 +18,8 @@ use waystation_lifecycle::bucket::{Bucket, Location};
 pub(crate) struct Counts {
     pub(crate) gets: HashMap<String, usize>,
     pub(crate) puts: HashMap<String, usize>,
+    /// Bytes of objects that were asked for.
+    pub(crate) bytes: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -28,6 +30,8 @@ pub(crate) struct Counting {
     fail_puts: Option<&'static str>,
     /// Requests never end.
     stalled: bool,
+    /// Objects of which a part is read are written anew.
+    restless: bool,
 }
 
 impl Counting {
@@ -37,6 +41,7 @@ impl Counting {
             counts: Arc::default(),
             fail_puts: None,
             stalled: false,
+            restless: false,
         }
     }
 
@@ -44,6 +49,14 @@ impl Counting {
     pub(crate) fn failing_puts(&self, ending: &'static str) -> Self {
         Self {
             fail_puts: Some(ending),
+            ..self.clone()
+        }
+    }
+
+    /// The same objects, written anew whenever a part of one is read.
+    pub(crate) fn restless(&self) -> Self {
+        Self {
+            restless: true,
             ..self.clone()
         }
     }
@@ -121,7 +134,14 @@ impl ObjectStore for Counting {
             .gets
             .entry(location.to_string())
             .or_default() += 1;
-        self.inner.get_opts(location, options).await
+        let is_part = options.range.is_some();
+        let found = self.inner.get_opts(location, options).await?;
+        if self.restless && is_part {
+            let bytes = self.inner.get(location).await?.bytes().await?;
+            self.inner.put(location, bytes.into()).await?;
+        }
+        self.counts.lock().unwrap().bytes += found.range.end - found.range.start;
+        Ok(found)
     }
 
     fn delete_stream(

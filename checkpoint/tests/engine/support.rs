@@ -1,7 +1,7 @@
 //! Arrays to test with.
 
 use bytes::Bytes;
-use waystation_checkpoint::{Config, Engine, IndexDomain, RestoreArray, SaveArray, zarr::Codec};
+use waystation_checkpoint::{Config, Engine, IndexDomain, RestoreArray, SaveArray, zarr::Format};
 use waystation_proto::xla::PrimitiveType;
 
 /// A global array of 2-byte elements (bf16), each different from its neighbours.
@@ -51,7 +51,12 @@ impl Array {
 }
 
 pub(crate) fn engine() -> Engine {
+    engine_of(Format::Zarr2)
+}
+
+pub(crate) fn engine_of(format: Format) -> Engine {
     Engine::new(Config {
+        format,
         host_memory_bytes: 1 << 20,
         requests: 8,
         threads: 2,
@@ -66,7 +71,7 @@ pub(crate) fn to_save(location: &str, name: &str, dims: &[i64], chunks: &[i64]) 
         dtype: PrimitiveType::Bf16,
         dims: dims.to_vec(),
         chunks: chunks.to_vec(),
-        codec: Codec::ORBAX,
+        codec: None,
     }
 }
 
