@@ -13,11 +13,9 @@ use std::process::Command;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use waystation_checkpoint::{
-    Config, Engine, IndexDomain, RestoreArray, SaveArray, zarr::Codec, zarr::DType,
+    Config, Engine, IndexDomain, RestoreArray, SaveArray, zarr::Codec, zarr::DType, zarr::Format,
 };
 use waystation_proto::xla::PrimitiveType;
-
-const ZSTD: Codec = Codec::Zstd { level: 1 };
 
 #[derive(Serialize, Deserialize)]
 struct Item {
@@ -26,6 +24,8 @@ struct Item {
     dims: Vec<i64>,
     #[serde(default)]
     location: String,
+    #[serde(default)]
+    zarr3: bool,
 }
 
 fn python() -> PathBuf {
@@ -83,12 +83,13 @@ fn rows(bytes: &[u8], row: usize, from: i64, to: i64) -> Bytes {
 
 /// Saves an array in row pieces of the chunk's height, by two savers that share nothing.
 async fn save(
+    format: Format,
     folder: &Path,
     name: &str,
     dtype: DType,
     dims: &[i64],
     chunks: &[i64],
-    codec: Codec,
+    codec: Option<Codec>,
 ) -> Item {
     let count = dims.iter().product::<i64>() as usize;
     let bytes = elements(dtype, count);
@@ -98,7 +99,7 @@ async fn save(
         dtype: dtype.primitive(),
         dims: dims.to_vec(),
         chunks: chunks.to_vec(),
-        codec: Some(codec),
+        codec,
     };
     let mut pieces = Vec::new();
     if let (Some(&height), Some(&chunk)) = (dims.first(), chunks.first()) {
@@ -116,7 +117,11 @@ async fn save(
     }
     let second = pieces.split_off(pieces.len() / 2);
     for (pieces, metadata) in [(pieces, true), (second, false)] {
-        Engine::new(Config::default())
+        let config = Config {
+            format,
+            ..Config::default()
+        };
+        Engine::new(config)
             .save(&array, pieces, metadata)
             .await
             .unwrap();
@@ -129,6 +134,7 @@ async fn save(
         dtype: dtype.primitive().as_str_name().to_owned(),
         dims: dims.to_vec(),
         location: String::new(),
+        zarr3: format == Format::Zarr3,
     }
 }
 
@@ -138,32 +144,25 @@ async fn tensorstore_and_orbax_read_what_is_written_here() {
     let folder = folder.path();
     std::fs::create_dir(folder.join("raw")).unwrap();
     let mut listed = Vec::new();
-    for dtype in DType::all() {
-        let name = dtype.primitive().as_str_name();
-        // Uneven: the last chunk runs over the edge, in both dimensions in the second case.
-        for (kind, dims, chunks, codec) in [
-            ("zstd", &[5, 7][..], &[2, 7][..], ZSTD),
-            ("raw", &[5, 7], &[2, 4], Codec::Raw),
-            ("scalar", &[], &[], ZSTD),
-            ("empty", &[0, 3], &[0, 3], ZSTD),
-        ] {
-            listed.push(
-                save(
-                    folder,
-                    &format!("{name}.{kind}"),
-                    dtype,
-                    dims,
-                    chunks,
-                    codec,
-                )
-                .await,
-            );
+    for (format, version) in [(Format::Zarr2, 2), (Format::Zarr3, 3)] {
+        for dtype in DType::all() {
+            let name = dtype.primitive().as_str_name();
+            // Uneven: the last chunk runs over the edge, in both dimensions in the second case.
+            for (kind, dims, chunks, codec) in [
+                ("zstd", &[5, 7][..], &[2, 7][..], None),
+                ("raw", &[5, 7], &[2, 4], Some(Codec::Raw)),
+                ("scalar", &[], &[], None),
+                ("empty", &[0, 3], &[0, 3], None),
+            ] {
+                let name = format!("{name}.{kind}.{version}");
+                listed.push(save(format, folder, &name, dtype, dims, chunks, codec).await);
+            }
         }
-    }
-    for primitive in [PrimitiveType::F32, PrimitiveType::Bf16, PrimitiveType::S32] {
-        let dtype = DType::of(primitive).unwrap();
-        let name = format!("orbax.{}", primitive.as_str_name());
-        listed.push(save(folder, &name, dtype, &[16, 6], &[5, 3], ZSTD).await);
+        for primitive in [PrimitiveType::F32, PrimitiveType::Bf16, PrimitiveType::S32] {
+            let dtype = DType::of(primitive).unwrap();
+            let name = format!("orbax{version}.{}", primitive.as_str_name());
+            listed.push(save(format, folder, &name, dtype, &[16, 6], &[5, 3], None).await);
+        }
     }
     std::fs::write(
         folder.join("list.json"),
@@ -180,7 +179,7 @@ async fn what_tensorstore_and_orbax_write_is_read_here() {
     peer("write", folder);
     let listed: Vec<Item> =
         serde_json::from_slice(&std::fs::read(folder.join("list.json")).unwrap()).unwrap();
-    assert!(listed.len() > 3 * DType::all().count());
+    assert!(listed.len() > 10 * DType::all().count());
     let engine = Engine::new(Config::default());
     for item in listed {
         let raw = std::fs::read(folder.join("raw").join(format!("{}.bin", item.name))).unwrap();

@@ -3,13 +3,14 @@
     peer.py read FOLDER    reads what Waystation wrote and holds it against the raw elements beside it
     peer.py write FOLDER   writes what Waystation is to read, and the raw elements beside it
 
-FOLDER/list.json says what Waystation wrote: [{"name", "dtype", "dims"}]; FOLDER/raw/NAME.bin are the elements of array
+FOLDER/list.json says what Waystation wrote: [{"name", "dtype", "dims", "zarr3"}]; FOLDER/raw/NAME.bin are the elements of array
 NAME, dense and row-major, one byte an element for types narrower than that. `write` makes the same files.
 """
 
 import json
 import os
 import pathlib
+import shutil
 import sys
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -74,47 +75,49 @@ def elements(rng: np.random.Generator, dtype: str, dims) -> np.ndarray:
     return data.view(numpy).reshape(dims)
 
 
-def open_zarr(path: pathlib.Path, **more):
-    spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(path)}, "fill_missing_data_reads": False}
+def open_zarr(path: pathlib.Path, zarr3: bool = False, **more):
+    spec = {"driver": "zarr3" if zarr3 else "zarr", "kvstore": {"driver": "file", "path": str(path)}}
+    spec["fill_missing_data_reads"] = False
     return ts.open(spec | more.pop("spec", {}), **more).result()
 
 
 def read(folder: pathlib.Path) -> None:
     listed = json.loads((folder / "list.json").read_text())
     for item in listed:
-        store = open_zarr(folder / "arrays" / item["name"], open=True)
+        store = open_zarr(folder / "arrays" / item["name"], item["zarr3"], open=True)
         assert store.dtype.numpy_dtype == np.dtype(DTYPES[item["dtype"]]), (item, store.dtype)
         assert list(store.shape) == item["dims"], (item, store.shape)
         found = raw(store.read().result(), item["dtype"])
         assert found == (folder / "raw" / f"{item['name']}.bin").read_bytes(), item
-    read_orbax(folder, [item for item in listed if item["name"].startswith("orbax.")])
+    for zarr3 in (False, True):
+        read_orbax(folder, zarr3, [item for item in listed if item["name"].startswith(f"orbax{2 + zarr3}.")])
     print(f"read {len(listed)} arrays")
 
 
-def read_orbax(folder: pathlib.Path, listed) -> None:
+def read_orbax(folder: pathlib.Path, zarr3: bool, listed) -> None:
     """Waystation's arrays as the leaves of a checkpoint, as the Pathways handler leaves them: no `_sharding` beside."""
     import jax
     import orbax.checkpoint as ocp
 
-    step = folder / "orbax_step"
-    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=False)
-    tree = {item["name"].removeprefix("orbax."): np.zeros(item["dims"], DTYPES[item["dtype"]]) for item in listed}
+    assert listed
+    step = folder / f"orbax_step{2 + zarr3}"
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=zarr3)
+    tree = {item["name"].partition(".")[2]: np.zeros(item["dims"], DTYPES[item["dtype"]]) for item in listed}
     with ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(step, {name: jax.numpy.asarray(value) for name, value in tree.items()})
         for item in listed:
-            name = item["name"].removeprefix("orbax.")
-            assert (step / name / ".zarray").is_file()
-            for file in (step / name).iterdir():
-                file.unlink()
-            for file in (folder / "arrays" / item["name"]).iterdir():
-                (step / name / file.name).write_bytes(file.read_bytes())
+            name = item["name"].partition(".")[2]
+            written = {file.relative_to(step / name) for file in (step / name).rglob("*") if file.is_file()}
+            assert pathlib.Path("zarr.json" if zarr3 else ".zarray") in written, written
+            shutil.rmtree(step / name)
+            shutil.copytree(folder / "arrays" / item["name"], step / name)
         mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2), ("x", "y"))
         spec = jax.sharding.PartitionSpec("y", "x")
         sharding = jax.sharding.NamedSharding(mesh, spec)
         args = {name: ocp.ArrayRestoreArgs(sharding=sharding, global_shape=value.shape) for name, value in tree.items()}
         restored = checkpointer.restore(step, item=tree, restore_args=args)
     for item in listed:
-        found = restored[item["name"].removeprefix("orbax.")]
+        found = restored[item["name"].partition(".")[2]]
         assert found.sharding == sharding
         assert raw(np.asarray(found), item["dtype"]) == (folder / "raw" / f"{item['name']}.bin").read_bytes(), item
 
@@ -140,6 +143,52 @@ def write(folder: pathlib.Path) -> None:
         target.write(array).result()
         keep(name, dtype, array)
 
+    def store3(name, dtype, dims, chunks, codecs, **more):
+        metadata = {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}}, "codecs": codecs}
+        array = elements(rng, dtype, dims)
+        target = open_zarr(
+            folder / "arrays" / name,
+            zarr3=True,
+            spec={"metadata": metadata | more, "store_data_equal_to_fill_value": True},
+            create=True,
+            dtype=ts.dtype(DTYPES[dtype]),
+            shape=dims,
+        )
+        target.write(array).result()
+        keep(name, dtype, array)
+
+    zstd = {"name": "zstd", "configuration": {"level": 3}}
+    for dtype in DTYPES:
+        endian = {} if np.dtype(DTYPES[dtype]).itemsize == 1 else {"configuration": {"endian": "little"}}
+        plain = [{"name": "bytes"} | endian]
+        store3(f"{dtype}.v3.raw", dtype, [5, 7], [2, 3], plain)
+        store3(f"{dtype}.v3.zstd", dtype, [5, 7], [5, 7], [*plain, zstd])
+        store3(f"{dtype}.v3.scalar", dtype, [], [], [*plain, zstd])
+        # One chunk a shard as Orbax has it, and many; at the edge of the array some are absent.
+        store3(f"{dtype}.v3.one", dtype, [5, 7], [3, 4], [sharding([3, 4], [*plain, zstd])])
+        store3(f"{dtype}.v3.one_raw", dtype, [5, 7], [5, 7], [sharding([5, 7], plain)])
+        store3(f"{dtype}.v3.many", dtype, [5, 7], [4, 6], [sharding([2, 2], [*plain, zstd])])
+        store3(f"{dtype}.v3.many_raw", dtype, [5, 7], [4, 6], [sharding([1, 3], plain, index_location="start")])
+    big = [{"name": "bytes", "configuration": {"endian": "big"}}]
+    for dtype in ("F32", "C64", "U16"):
+        store3(f"{dtype}.v3.big", dtype, [4, 3], [3, 2], big)
+        store3(f"{dtype}.v3.big_sharded", dtype, [4, 3], [4, 4], [sharding([2, 2], [*big, zstd])])
+    little = [{"name": "bytes", "configuration": {"endian": "little"}}]
+    for number, keys in enumerate(
+        [
+            {"name": "default", "configuration": {"separator": "."}},
+            {"name": "v2"},
+            {"name": "v2", "configuration": {"separator": "/"}},
+        ]
+    ):
+        store3(f"keys.v3.{number}", "S32", [4, 5], [3, 2], little, chunk_key_encoding=keys)
+    store3("unchecked.v3", "S32", [4, 5], [4, 4], [sharding([2, 2], little, index_codecs=little)])
+    store3("long.v3", "BF16", [300, 500], [150, 500], [sharding([10, 25], [*little, zstd])])
+    store3("start.v3", "BF16", [300, 500], [300, 250], [sharding([25, 10], [*little, zstd], index_location="start")])
+    store3("empty.v3", "F32", [0, 3], [1, 3], [sharding([1, 3], [*little, zstd])])
+    named = {"attributes": {"a": [1]}, "dimension_names": ["x", None], "data_type": "float32", "fill_value": "NaN"}
+    store3("named.v3", "F32", [2, 3], [1, 3], little, **named)
+
     for dtype in DTYPES:
         store(f"{dtype}.raw", dtype, [5, 7], {"chunks": [2, 3], "compressor": None})
         store(f"{dtype}.zstd", dtype, [5, 7], {"chunks": [5, 7], "compressor": {"id": "zstd", "level": 3}})
@@ -150,26 +199,38 @@ def write(folder: pathlib.Path) -> None:
     store("slash", "S32", [4, 5], {"chunks": [3, 2], "compressor": None, "dimension_separator": "/"})
     store("large_chunk", "BF16", [3, 2], {"chunks": [8, 9], "compressor": {"id": "zstd"}})
     store("empty", "F32", [0, 3], {"chunks": [1, 3], "compressor": {"id": "zstd"}})
-    write_orbax(folder, rng, keep)
+    for zarr3 in (False, True):
+        for compressed in (False, True):
+            write_orbax(folder, rng, keep, zarr3, compressed)
     (folder / "list.json").write_text(json.dumps(listed))
     print(f"wrote {len(listed)} arrays")
 
 
-def write_orbax(folder: pathlib.Path, rng: np.random.Generator, keep) -> None:
+def sharding(inner, codecs, **more):
+    index = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+    configuration = {"chunk_shape": inner, "codecs": codecs, "index_codecs": index} | more
+    return {"name": "sharding_indexed", "configuration": configuration}
+
+
+def write_orbax(folder: pathlib.Path, rng: np.random.Generator, keep, zarr3: bool, compressed: bool) -> None:
     import jax
     import orbax.checkpoint as ocp
 
+    location = f"orbax{2 + zarr3}{'' if compressed else '_raw'}"
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2), ("x", "y"))
     tree = {}
     for dtype in ("F32", "BF16", "S32", "PRED", "F8E4M3FN"):
         for number, spec in enumerate([(), ("x", "y"), ("y",), (None, ("y", "x"))]):
             sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
             array = elements(rng, dtype, [8, 12])
-            name = f"orbax.{dtype}.{number}"
+            name = f"{location}.{dtype}.{number}"
             tree[name] = jax.device_put(array, sharding)
-            keep(name, dtype, array, "orbax")
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=False)) as checkpointer:
-        checkpointer.save(folder / "orbax", tree)
+            keep(name, dtype, array, location)
+    # Of the last of the specs, what a device holds is cut into several chunks.
+    save_args = {name: ocp.SaveArgs(chunk_byte_size=8 if name.endswith(".3") else None) for name in tree}
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=zarr3, use_compression=compressed)
+    with ocp.Checkpointer(handler) as checkpointer:
+        checkpointer.save(folder / location, tree, save_args=save_args)
 
 
 if __name__ == "__main__":
