@@ -217,23 +217,28 @@ def plain_orbax_reads_what_the_worker_wrote():
 
 @check
 def the_worker_reads_what_plain_orbax_wrote():
-    np.savez(SCRATCH / "backward.npz", **flat(values()))
-    stock_orbax(
-        """if 1:
-        import sys, numpy as np, jax, orbax.checkpoint as ocp
-        sys.path.insert(0, sys.argv[2])
-        from persistence import values
-        tree = jax.tree.map(jax.numpy.asarray, values())
-        ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)).save(sys.argv[1], args=ocp.args.PyTreeSave(tree))
-        """,
-        SCRATCH / "backward",
-        pathlib.Path(__file__).parent,
-    )
-    restored = ocp.Checkpointer(handler()).restore(
-        SCRATCH / "backward",
-        args=ocp.args.PyTreeRestore(restore_args=restore_arguments(values(), specs(), grid(4, 2))),
-    )
-    same(restored, values())
+    for zarr3 in (False, True):
+        folder = SCRATCH / f"backward{2 + zarr3}"
+        stock_orbax(
+            """if 1:
+            import sys, numpy as np, jax, orbax.checkpoint as ocp
+            sys.path.insert(0, sys.argv[2])
+            from persistence import values
+            tree = jax.tree.map(jax.numpy.asarray, values())
+            handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=sys.argv[3] == "True")
+            # Chunks far smaller than what is asked for.
+            small = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=256), tree)
+            ocp.Checkpointer(handler).save(sys.argv[1], args=ocp.args.PyTreeSave(tree, save_args=small))
+            """,
+            folder,
+            pathlib.Path(__file__).parent,
+            zarr3,
+        )
+        assert (folder / "matrix" / ("zarr.json" if zarr3 else ".zarray")).is_file()
+        restored = ocp.Checkpointer(handler()).restore(
+            folder, args=ocp.args.PyTreeRestore(restore_args=restore_arguments(values(), specs(), grid(4, 2)))
+        )
+        same(restored, values())
 
 
 def flat(tree):
