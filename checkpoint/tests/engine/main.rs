@@ -9,6 +9,7 @@
 mod damage;
 mod layout;
 mod round_trip;
+mod shard_damage;
 mod sharded;
 mod shards;
 mod store;
