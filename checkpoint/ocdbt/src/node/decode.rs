@@ -1,13 +1,13 @@
 //! Bytes to node.
 
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes};
 
 use super::{ChildEntry, Entries, LeafEntry, MAX_KEY_BYTES, MAX_NODE_ENTRIES, Node, Value};
 use crate::config::MAX_INLINE_VALUE_BYTES;
 use crate::envelope::{self, NODE_MAGIC};
 use crate::error::{Error, Result, at_most};
 use crate::files::FileTable;
-use crate::primitive::Cursor;
+use crate::primitive::{Cursor, common_prefix};
 use crate::reference::{NodeRef, decode_locations, decode_statistics, decode_value_location};
 
 impl Node {
@@ -106,12 +106,24 @@ fn keys(cursor: &mut Cursor<'_>, count: usize, interior: bool, limit: usize) -> 
         start = end;
         key
     });
-    let keys = keys.collect();
+    let mut keys: Vec<Bytes> = keys.collect();
     for prefix in &mut subtree_prefixes {
         *prefix -= prefix_length;
     }
+    // A writer may say that keys share less than they do: one node has one form here.
+    let more = match (keys.first(), keys.last()) {
+        (Some(first), Some(last)) => common_prefix(first, last),
+        _ => 0,
+    };
+    let more = subtree_prefixes.iter().copied().fold(more, usize::min);
+    if more > 0 {
+        keys.iter_mut().for_each(|key| key.advance(more));
+        subtree_prefixes
+            .iter_mut()
+            .for_each(|prefix| *prefix -= more);
+    }
     Ok(Keys {
-        prefix: buffer.slice(..prefix_length),
+        prefix: buffer.slice(..prefix_length + more),
         keys,
         subtree_prefixes,
     })

@@ -234,6 +234,23 @@ fn nodes_that_contradict_themselves_are_refused() {
 }
 
 #[test]
+fn keys_that_share_more_than_is_said_are_the_same_node() {
+    // "ab" and "ac", the second in whole; then with what the keys below share.
+    let said = decode(&[0, 0, 2, 1, 2, 1, b'a', b'b', b'c', 0, 0, 0, 0]).unwrap();
+    let unsaid = decode(&[0, 0, 2, 0, 2, 2, b'a', b'b', b'a', b'c', 0, 0, 0, 0]).unwrap();
+    assert_eq!(said, unsaid);
+    assert_eq!(said.prefix, "a");
+    let numbers = [0, 0, 0, 0, 9, 9, 1, 1, 9, 9, 0, 0];
+    let child = |keys: &[u8]| decode(&[&[1, 1, 1, 0, b'f', 2], keys, &numbers].concat()).unwrap();
+    let said = child(&[1, 2, 1, 1, 2, b'a', b'b', b'c']);
+    let unsaid = child(&[0, 2, 2, 1, 2, b'a', b'b', b'a', b'c']);
+    assert_eq!(said, unsaid);
+    assert_eq!(said.prefix, "a");
+    let none_below = child(&[0, 2, 2, 0, 2, b'a', b'b', b'a', b'c']);
+    assert_eq!(none_below.prefix, "");
+}
+
+#[test]
 fn keys_that_unpack_beyond_the_limit_are_refused() {
     // A key of 60,000 bytes, and 2,000 that share 59,998 bytes with the one before.
     let mut body = vec![0, 0];
