@@ -332,3 +332,6 @@ pub(crate) fn add_node_files(table: &mut FileTableBuilder, nodes: &[VersionNodeR
         table.add(node.location.file());
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -268,7 +268,7 @@ fn changed_databases_are_read_within_bounds() {
 }
 
 proptest! {
-    #![proptest_config(Runner { cases: 2000, ..Runner::default() })]
+    #![proptest_config(Runner { cases: Runner::default().cases.max(2000), ..Runner::default() })]
     #[test]
     fn any_bytes_are_refused_or_decoded(
         body in prop::collection::vec(any::<u8>(), 0..60),
