@@ -15,7 +15,8 @@ mod open;
 #[cfg(any(test, feature = "testing"))]
 pub mod conformance;
 
-pub use error::{Error, is_denied};
+pub use error::{Error, is_denied, is_no_object};
+pub(crate) use folder::enter;
 pub use gate::GATE_INTERVAL;
 pub use location::Location;
 pub use open::{Bucket, PROBE_DEADLINE};

@@ -78,7 +78,7 @@ impl Engine {
         {
             return Ok(bucket.clone());
         }
-        let opened = tokio::task::spawn_blocking(move || Bucket::open(&root)).await;
+        let opened = tokio::task::spawn_blocking(move || Bucket::open_own(&root)).await;
         let bucket = opened
             .map_err(|source| Error::CutOff {
                 operation: "opening",

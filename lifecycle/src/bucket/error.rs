@@ -162,3 +162,10 @@ pub fn is_denied(error: &object_store::Error) -> bool {
         _ => false,
     }
 }
+
+/// Whether an error is one name's alone: in a folder anything may bear an object's name, and be no object (a FIFO, a
+/// device, a symbolic link, a file where a folder is to be). It says nothing of other names.
+pub fn is_no_object(error: &object_store::Error) -> bool {
+    use super::folder::NoObject;
+    matches!(error, object_store::Error::Generic { source, .. } if source.is::<NoObject>())
+}

@@ -49,8 +49,9 @@ pub struct Bucket {
 impl Bucket {
     /// Opens a location. Paths given to [`Bucket::store`] are relative to it, whatever the scheme.
     ///
-    /// * `file://`: the folder is made where it is missing. A write is complete, synced to the disk and visible as a
-    ///   whole when it returns, as in a cloud store. Objects are files; a create that must not write over is a link.
+    /// * `file://`: the folder is made where it is missing, now and not later. A write is complete, synced to the disk and
+    ///   visible as a whole when it returns, as in a cloud store. Objects are files; a create that must not write over is a
+    ///   link. Symbolic links below the location are not followed: see [`Bucket::open_own`].
     /// * `gs://`: credentials are found as Google's own tools find them (a service account file, application default
     ///   credentials, workload identity federation among them, the metadata server), and the `GOOGLE_*` variables that `object_store` knows are obeyed.
     /// * `s3://`: credentials and endpoint from the `AWS_*` variables or the instance.
@@ -92,8 +93,7 @@ impl Bucket {
                 if !std::fs::metadata(path).map_err(unusable)?.is_dir() {
                     return Err(unusable(std::io::ErrorKind::NotADirectory.into()));
                 }
-                let store = LocalFileSystem::new_with_prefix(path).map_err(client_error)?;
-                Arc::new(Folder::new(store.with_fsync(true)))
+                Arc::new(Folder::open(path.clone()).map_err(unusable)?)
             }
             Location::Memory => Arc::new(InMemory::new()),
             Location::Gcs { bucket, prefix } => {
@@ -112,6 +112,23 @@ impl Bucket {
             google,
             ..Bucket::from_store(location.clone(), store)
         })
+    }
+
+    /// [`Bucket::open`] for what nobody else writes to, and its owner may have spread over several disks (checkpoints): in
+    /// a folder, symbolic links are followed.
+    ///
+    /// # Errors
+    /// As [`Bucket::open`].
+    pub fn open_own(location: &Location) -> Result<Bucket, Error> {
+        let bucket = Bucket::open(location)?;
+        let Location::File(path) = location else {
+            return Ok(bucket);
+        };
+        let store = LocalFileSystem::new_with_prefix(path).map_err(|source| Error::Client {
+            location: location.to_string(),
+            source,
+        })?;
+        Ok(bucket.with_store(Arc::new(store.with_fsync(true))))
     }
 
     /// A bucket over a store that is rooted at the location already: a layer around another store, or a test's.
@@ -332,6 +349,19 @@ mod tests {
         let gone = bucket.probe(PROBE_DEADLINE).await.unwrap_err();
         assert!(matches!(gone, Error::Missing { .. }), "{gone}");
         assert!(!gone.is_usage());
+    }
+
+    #[tokio::test]
+    async fn links_are_followed_in_what_is_ones_own() {
+        let (temp, disk) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        std::os::unix::fs::symlink(disk.path(), temp.path().join("a")).unwrap();
+        std::fs::write(disk.path().join("0"), b"x").unwrap();
+        let (path, location) = (Path::from("a/0"), Location::File(temp.path().to_owned()));
+        let own = Bucket::open_own(&location).unwrap();
+        own.store().get(&path).await.unwrap();
+        conformance::run(&own).await;
+        let shared = Bucket::open(&location).unwrap();
+        shared.store().get(&path).await.unwrap_err();
     }
 
     #[tokio::test]

@@ -10,10 +10,11 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, fstat, openat, statat, unlinkat};
+use rustix::fs::{AtFlags, Dir, FileType, Stat, fstat, statat, unlinkat};
 use rustix::io::{Errno, Result};
 
 use super::{LOOKED_AT, REMOVED, Swept, is_old, limit};
+use crate::bucket::enter;
 use crate::bucket::layout::{Place, Prefix};
 use crate::policy::{Ttl, expiring};
 
@@ -148,11 +149,6 @@ fn top(root: &Path, prefix: &Prefix) -> Result<OwnedFd> {
         folder = enter(&folder, part)?;
     }
     Ok(folder)
-}
-
-fn enter(folder: &OwnedFd, name: &str) -> Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(folder, name, flags, Mode::empty())
 }
 
 /// A name without the suffix that `object_store` gives to what is being written, and whether it has one.
