@@ -96,7 +96,7 @@ counters! {
     bad_removed,
     /// Entries published again because they had reached half their age.
     renewals,
-    /// Objects refused on read, for whatever reason, each once. The next seven are these by reason.
+    /// Objects refused on read, for whatever reason, each once. The next eight are these by reason.
     bad_entries,
     /// Cut, with a bit flipped, or contradicting themselves.
     bad_corrupt,
@@ -112,6 +112,8 @@ counters! {
     bad_signature,
     /// Whole, and known not to load.
     bad_refused,
+    /// Not given out by a bucket that gives out others, or no file at all.
+    bad_unreadable,
     /// Programs that this process has claimed before it compiled them.
     claims,
     /// Programs that another process had claimed, so that this one waited.
@@ -177,6 +179,7 @@ impl Counters {
             | Bad::Section { .. } => &self.bad_corrupt,
             Bad::Signature(_) => &self.bad_signature,
             Bad::Refused => &self.bad_refused,
+            Bad::Unreadable(_) => &self.bad_unreadable,
         }
         .one();
     }

@@ -169,6 +169,9 @@ pub enum Bad {
     /// It is whole, and of no use: see [`crate::verify`].
     #[error("entry is whole and has failed to load before")]
     Refused,
+    /// The store gives out others and not this one, or what bears its name is no file.
+    #[error("object cannot be read: {0}")]
+    Unreadable(String),
 }
 
 impl Bad {
@@ -192,6 +195,7 @@ impl Bad {
             | Bad::Section { .. } => "corrupt",
             Bad::Signature(_) => "signature",
             Bad::Refused => "refused",
+            Bad::Unreadable(_) => "unreadable",
         }
     }
 }

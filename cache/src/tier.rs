@@ -142,14 +142,10 @@ impl TierError {
 
     /// True where the store asks for patience: the request is as good as any, and will do later.
     pub fn is_busy(&self) -> bool {
-        // The store's client has no kind of error for it, but shows the status always the same way.
-        let TierError::Store(error @ object_store::Error::Generic { .. }) = self else {
-            return false;
-        };
-        let text = chain(error);
-        ["429", "503"]
-            .iter()
-            .any(|status| text.contains(&format!("status code: {status}")))
+        match self {
+            TierError::Store(error) => matches!(status(error), Some(429 | 503)),
+            _ => false,
+        }
     }
 
     /// True where trying again cannot help until somebody changes something: rights, credentials, the bucket itself.
@@ -164,6 +160,31 @@ impl TierError {
             TierError::Store(error) => is_denied(error),
             _ => false,
         }
+    }
+}
+
+/// The HTTP status in an error that is of no other kind.
+fn status(error: &object_store::Error) -> Option<u16> {
+    let object_store::Error::Generic { .. } = error else {
+        return None;
+    };
+    // The store's client has no kind of error for it, but shows the status always the same way.
+    let text = chain(error);
+    let (_, after) = text.split_once("status code: ")?;
+    after.get(..3)?.parse().ok()
+}
+
+/// True where a store has understood a read, and says no. Not where it is the credentials, or asks for patience.
+pub(crate) fn is_refusal(error: &object_store::Error) -> bool {
+    use object_store::Error;
+    match error {
+        Error::PermissionDenied { .. }
+        | Error::AlreadyExists { .. }
+        | Error::Precondition { .. }
+        | Error::NotModified { .. } => true,
+        error => status(error).is_some_and(|status| {
+            (400..500).contains(&status) && !matches!(status, 401 | 408 | 429)
+        }),
     }
 }
 

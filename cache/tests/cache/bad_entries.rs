@@ -1,8 +1,9 @@
 //! A folder in which somebody has been at the entries.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
-use waystation_cache::Origin;
+use waystation_cache::{Cache, Config, Origin};
 use waystation_lifecycle::bucket::layout;
 
 use crate::kit::{self, Compiler, LONG, ask};
@@ -180,6 +181,169 @@ async fn a_folder_where_the_entry_should_be_is_a_miss() {
         ask(&kit::cache(temp.path()), &compiler, "a").await,
         Origin::Bucket
     );
+}
+
+/// What may lie where an entry should, and is none.
+fn put_there(file: &Path, what: &str) {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    use std::os::unix::fs::symlink;
+    std::fs::remove_file(file).unwrap();
+    match what {
+        "a FIFO" => mknodat(CWD, file, FileType::Fifo, Mode::RWXU, 0).unwrap(),
+        "a folder" => std::fs::create_dir(file).unwrap(),
+        "a loop" => symlink("0", file).unwrap(),
+        "a device" => symlink("/dev/zero", file).unwrap(),
+        "a link to nowhere" => symlink("/no/where", file).unwrap(),
+        other => panic!("{other}"),
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_is_stepped_over_and_repaired() {
+    let kinds = [
+        "a FIFO",
+        "a folder",
+        "a loop",
+        "a device",
+        "a link to nowhere",
+    ];
+    let temp = tempfile::tempdir().unwrap();
+    let compiler = Compiler::default();
+    let first = kit::cache(temp.path());
+    for what in kinds {
+        ask(&first, &compiler, what).await;
+    }
+    ask(&first, &compiler, "a good one").await;
+    assert_eq!(first.shutdown(LONG).await, 0);
+    for what in kinds {
+        let path = layout::executable(kit::key(what).digest(), 0);
+        put_there(&temp.path().join(path.as_ref()), what);
+    }
+    // One process meets all of them, and the bucket is well.
+    let cache = kit::cache(temp.path());
+    for what in kinds {
+        assert_eq!(
+            ask(&cache, &compiler, what).await,
+            Origin::Compiled,
+            "{what}"
+        );
+    }
+    assert_eq!(ask(&cache, &compiler, "a good one").await, Origin::Bucket);
+    assert_eq!(cache.shutdown(LONG).await, 0);
+    let counts = cache.counters();
+    assert_eq!((counts.bad_entries, counts.bad_unreadable), (5, 5));
+    assert_eq!((counts.bucket_misses, counts.bucket_writes), (5, 5));
+    let next = kit::cache(temp.path());
+    for what in kinds {
+        assert_eq!(ask(&next, &compiler, what).await, Origin::Bucket, "{what}");
+    }
+    assert_eq!(next.counters().bucket_read_errors, 0);
+}
+
+#[tokio::test]
+async fn a_key_whose_folder_is_none_is_not_kept_and_the_others_are() {
+    let theirs = tempfile::tempdir().unwrap();
+    std::fs::write(theirs.path().join("0"), b"somebody's").unwrap();
+    for is_link in [false, true] {
+        let temp = tempfile::tempdir().unwrap();
+        let file = filled(temp.path()).await;
+        let folder = file.parent().unwrap();
+        std::fs::remove_dir_all(folder).unwrap();
+        if is_link {
+            std::os::unix::fs::symlink(theirs.path(), folder).unwrap();
+        } else {
+            std::fs::write(folder, b"x").unwrap();
+        }
+        let cache = Cache::open(Config {
+            remove_bad: true,
+            ..kit::config(Some(kit::folder(temp.path())))
+        });
+        let compiler = Compiler::default();
+        assert_eq!(ask(&cache, &compiler, "a").await, Origin::Compiled);
+        assert_eq!(ask(&cache, &compiler, "b").await, Origin::Compiled);
+        assert_eq!(cache.shutdown(LONG).await, 0);
+        let counts = cache.counters();
+        assert_eq!((counts.bucket_read_errors, counts.bucket_writes), (0, 1));
+        assert_eq!(
+            (counts.bucket_writes_no_room, counts.bad_unreadable),
+            (1, 4)
+        );
+        let left = std::fs::read_dir(theirs.path()).unwrap();
+        assert_eq!(left.count(), 1, "nothing is written or removed there");
+        let left = std::fs::read(theirs.path().join("0")).unwrap();
+        assert_eq!(left, b"somebody's");
+    }
+}
+
+/// What is logged.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn the_warning_says_what_becomes_of_the_request() {
+    for (has_another, outcome) in [
+        (true, "a good one in another slot is used"),
+        (false, "the program is compiled again"),
+    ] {
+        let temp = tempfile::tempdir().unwrap();
+        let file = filled(temp.path()).await;
+        if has_another {
+            std::fs::rename(&file, file.with_file_name("1")).unwrap();
+        }
+        std::fs::write(&file, b"rubbish").unwrap();
+        let log = Log::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone());
+        // Of this thread, which is all that the test has.
+        let guard = tracing::subscriber::set_default(subscriber.finish());
+        let cache = kit::cache(temp.path());
+        ask(&cache, &Compiler::default(), "a").await;
+        assert_eq!(cache.shutdown(LONG).await, 0);
+        drop(guard);
+        let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        let told: Vec<_> = log
+            .lines()
+            .filter(|line| line.contains("bad cache entry"))
+            .collect();
+        assert_eq!(told.len(), 1, "{log}");
+        assert!(told[0].contains(outcome), "{log}");
+    }
+}
+
+#[tokio::test]
+async fn strangers_names_hide_no_slot() {
+    for (folders, files) in [(8, 0), (0, 1500), (300, 4)] {
+        let temp = tempfile::tempdir().unwrap();
+        let file = filled(temp.path()).await;
+        std::fs::rename(&file, file.with_file_name("1")).unwrap();
+        std::fs::write(&file, b"rubbish").unwrap();
+        for folder in 0..folders {
+            let folder = file.with_file_name(format!("a{folder}"));
+            std::fs::create_dir(&folder).unwrap();
+            for slot in 0..4 {
+                std::fs::write(folder.join(slot.to_string()), b"x").unwrap();
+            }
+        }
+        for number in 0..files {
+            std::fs::write(file.with_file_name(format!("f{number}")), b"x").unwrap();
+        }
+        let cache = kit::cache(temp.path());
+        let compiler = Compiler::default();
+        let origin = ask(&cache, &compiler, "a").await;
+        assert_eq!(origin, Origin::Bucket, "{folders} {files}");
+        assert_eq!(cache.counters().bad_entries, 1);
+    }
 }
 
 #[tokio::test]

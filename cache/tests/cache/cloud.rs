@@ -140,3 +140,58 @@ async fn what_is_cut_or_refused_on_the_way_is_a_miss_and_no_more() {
     double.fault(Fault::of(Kind::CutBody).on("GET").at("exe").times(1));
     assert_eq!(uses(&bucket, "a").await, Origin::Bucket);
 }
+
+#[tokio::test]
+async fn an_object_that_is_not_given_out_is_a_bad_one_and_the_bucket_is_well() {
+    let programs = ["a", "b", "c", "d", "e"];
+    // Not allowed for one object; encrypted with somebody's key; archived.
+    for status in [403, 400, 409] {
+        let (double, bucket) = start().await;
+        for program in programs {
+            assert_eq!(uses(&bucket, program).await, Origin::Compiled);
+        }
+        for program in &programs[..3] {
+            let place = format!("{}%2F0", kit::key(program));
+            double.fault(Fault::of(Kind::Status(status)).on("GET").at(&place));
+            let place = format!("{}/0", kit::key(program));
+            double.fault(Fault::of(Kind::Status(status)).on("GET").at(&place));
+        }
+        let cache = Cache::open(kit::config(Some(bucket.clone())));
+        for program in programs {
+            ask(&cache, &Compiler::default(), program).await;
+        }
+        assert_eq!(cache.shutdown(LONG).await, 0);
+        let counts = cache.counters();
+        let bad = (counts.bad_entries, counts.bad_unreadable);
+        assert_eq!(bad, (3, 3), "{status}: {counts:?}");
+        let reads = (counts.bucket_read_errors, counts.bucket_reads_skipped);
+        assert_eq!(reads, (0, 0), "{status}");
+        let hits = (counts.bucket_hits, counts.bucket_writes);
+        assert_eq!(hits, (2, 3), "{status}: published beside");
+        for program in programs {
+            assert_eq!(uses(&bucket, program).await, Origin::Bucket, "{status}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn where_no_object_may_be_read_it_is_the_bucket_that_refuses() {
+    let (double, bucket) = start().await;
+    let programs = ["a", "b", "c", "d"];
+    for program in &programs[..2] {
+        assert_eq!(uses(&bucket, program).await, Origin::Compiled);
+    }
+    let before = double.names("bucket").len();
+    double.grant("bucket", None, Some(&["storage.objects.list"]));
+    let mut config = kit::config(Some(bucket.clone()));
+    (config.backoff, config.backoff_max) = (LONG, LONG);
+    let cache = Cache::open(config);
+    for program in programs {
+        let origin = ask(&cache, &Compiler::default(), program).await;
+        assert_eq!(origin, Origin::Compiled);
+    }
+    let counts = cache.counters();
+    let reads = (counts.bucket_read_errors, counts.bucket_reads_skipped);
+    assert_eq!((reads, counts.bad_entries), ((2, 2), 0), "{counts:?}");
+    assert_eq!(double.names("bucket").len(), before);
+}

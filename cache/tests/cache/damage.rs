@@ -89,7 +89,7 @@ async fn meet(object: Bytes, what: &str) -> Counts {
     counts
 }
 
-fn reasons(counts: &Counts) -> [u64; 7] {
+fn reasons(counts: &Counts) -> [u64; 8] {
     [
         counts.bad_corrupt,
         counts.bad_foreign,
@@ -98,12 +98,13 @@ fn reasons(counts: &Counts) -> [u64; 7] {
         counts.bad_too_large,
         counts.bad_signature,
         counts.bad_refused,
+        counts.bad_unreadable,
     ]
 }
 
-const CORRUPT: [u64; 7] = [1, 0, 0, 0, 0, 0, 0];
-const FOREIGN: [u64; 7] = [0, 1, 0, 0, 0, 0, 0];
-const WRONG_KEY: [u64; 7] = [0, 0, 0, 1, 0, 0, 0];
+const CORRUPT: [u64; 8] = [1, 0, 0, 0, 0, 0, 0, 0];
+const FOREIGN: [u64; 8] = [0, 1, 0, 0, 0, 0, 0, 0];
+const WRONG_KEY: [u64; 8] = [0, 0, 0, 1, 0, 0, 0, 0];
 
 #[tokio::test]
 async fn cut_at_every_length() {
@@ -126,7 +127,7 @@ async fn one_bit_flipped_in_every_byte() {
         let counts = meet(flipped.into(), &what).await;
         let expected = match at {
             0..8 => FOREIGN,
-            8..12 => [0, 0, 1, 0, 0, 0, 0],
+            8..12 => [0, 0, 1, 0, 0, 0, 0, 0],
             _ => CORRUPT,
         };
         assert_eq!(reasons(&counts), expected, "{what}");

@@ -29,12 +29,13 @@ async fn fill(path: &Path, programs: &[&str]) {
 
 #[tokio::test]
 async fn a_failing_read_is_a_compile() {
-    for fault in [Fault::Fails, Fault::Denied, Fault::Breaks] {
+    // Where a read is denied it is asked whether any is allowed.
+    for (fault, times) in [(Fault::Fails, 1), (Fault::Denied, 2), (Fault::Breaks, 1)] {
         let temp = tempfile::tempdir().unwrap();
         fill(temp.path(), &["a", "b"]).await;
         let (store, config) = faulty(temp.path());
         let cache = Cache::open(config);
-        store.break_reads([fault]);
+        store.break_reads(vec![fault; times]);
         let compiler = Compiler::default();
         assert_eq!(
             ask(&cache, &compiler, "a").await,
@@ -279,4 +280,32 @@ async fn after_shutdown_requests_are_still_served() {
     assert_eq!(ask(&cache, &compiler, "b").await, Origin::Compiled);
     assert_eq!(cache.shutdown(LONG).await, 0, "twice does no harm");
     assert_eq!(kit::files(temp.path()).len(), 1, "b came too late");
+}
+
+#[tokio::test]
+async fn a_folder_that_goes_is_an_error_and_not_made_and_comes_back() {
+    let temp = tempfile::tempdir().unwrap();
+    let (share, away) = (temp.path().join("share"), temp.path().join("away"));
+    std::fs::create_dir(&share).unwrap();
+    fill(&share, &["a", "b", "c", "d"]).await;
+    let cache = kit::cache(&share);
+    let compiler = Compiler::default();
+    std::fs::rename(&share, &away).unwrap();
+    for program in ["a", "b"] {
+        assert_eq!(ask(&cache, &compiler, program).await, Origin::Compiled);
+    }
+    assert_eq!(cache.flush(LONG).await, 0);
+    assert!(!share.exists());
+    let counts = cache.counters();
+    assert_eq!((counts.bucket_read_errors, counts.bucket_misses), (2, 0));
+    assert_eq!(counts.bucket_write_errors, 2);
+    std::fs::rename(&away, &share).unwrap();
+    for program in ["c", "d"] {
+        let key = kit::key(program);
+        let asked = Instant::now();
+        while cache.get(&key).await.is_none() {
+            assert!(asked.elapsed() < LONG, "it is asked again");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
 }

@@ -170,6 +170,12 @@ pub fn slot_of(path: &Path) -> Option<u8> {
     slot_of_name(path.filename()?)
 }
 
+/// A name beside the executables that is given to nothing, to learn what the store says of such a one. Another for each
+/// `number`, so that nobody sees to it that something is there.
+pub fn nothing(number: u128) -> Path {
+    Path::from(format!("{}none-{number:x}", EXECUTABLES.path))
+}
+
 fn slot_of_name(name: &str) -> Option<u8> {
     let slot: u8 = name.parse().ok()?;
     (slot < SLOTS && name.len() == 1).then_some(slot)

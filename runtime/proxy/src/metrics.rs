@@ -47,6 +47,7 @@ const BY_LABEL: &[Labelled] = &[
             ("too_large", "bad_too_large"),
             ("signature", "bad_signature"),
             ("refused", "bad_refused"),
+            ("unreadable", "bad_unreadable"),
             ("does_not_load", "rejected"),
         ],
     ),
