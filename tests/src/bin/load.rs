@@ -29,7 +29,7 @@ struct Options {
     /// Of each measurement.
     #[arg(long, default_value_t = 5)]
     seconds: u64,
-    /// A program of one f32[4] to another, as JAX sends it, in place of x + 1 as text.
+    /// A program of one `f32[4]` to another, as JAX sends it, in place of x + 1 as text.
     #[arg(long)]
     program: Option<std::path::PathBuf>,
 }
