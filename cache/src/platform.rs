@@ -232,14 +232,26 @@ const HARMLESS: [&str; 15] = [
 ];
 
 /// Variables whose value is a list of flags separated by white space.
-const FLAG_LISTS: [&str; 3] = ["XLA_FLAGS", "TF_XLA_FLAGS", "LIBTPU_INIT_ARGS"];
+pub const FLAG_LISTS: [&str; 3] = ["XLA_FLAGS", "TF_XLA_FLAGS", "LIBTPU_INIT_ARGS"];
+
+/// Whether XLA takes the value of such a variable for the name of a file that holds the flags. It reads the file when it
+/// likes, so nobody can say what it will have read: an environment with one is not described by [`environment`].
+pub fn names_a_file(value: &str) -> bool {
+    let value = value.trim();
+    !value.is_empty() && !value.starts_with('-')
+}
+
+/// The first of the variables of a worker's environment that names a file of flags.
+pub fn flag_file(variables: &[(String, String)]) -> Option<&str> {
+    let found = variables
+        .iter()
+        .find(|(name, value)| FLAG_LISTS.contains(&name.as_str()) && names_a_file(value));
+    found.map(|(name, _)| name.as_str())
+}
 
 /// Of all variables of a worker's environment, those that the compiler obeys, in a normal form: lists of flags without
 /// those that leave no trace ([`crate::harmless`]) and in one order (a flag that is given twice keeps its order, since the last one wins), sorted by name.
-/// Lists that end up empty are left out, as if not set.
-///
-/// `XLA_FLAGS` may also name a file that holds the flags; then the file's content counts. So this may read a file, and
-/// belongs into a worker's start.
+/// Lists that end up empty are left out, as if not set. None may name a file ([`flag_file`]).
 pub fn environment(variables: impl IntoIterator<Item = (String, String)>) -> Vec<(String, String)> {
     let mut kept: Vec<(String, String)> = variables
         .into_iter()
@@ -263,13 +275,6 @@ pub fn environment(variables: impl IntoIterator<Item = (String, String)>) -> Vec
 /// A list of flags in its normal form. What is no list of plain flags (quotes, say) is left as it is.
 fn normal_flags(value: &str) -> String {
     let value = value.trim();
-    if !value.is_empty() && !value.starts_with('-') {
-        return match file_digest(Path::new(value)) {
-            Ok(digest) => format!("file with SHA-256 {digest}"),
-            // The compiler will not read it either.
-            Err(_) => format!("file {value}"),
-        };
-    }
     let flags: Vec<&str> = value.split_whitespace().collect();
     let plain = flags
         .iter()
@@ -328,20 +333,21 @@ mod tests {
         assert_ne!(flags("--a=1 --a=2"), flags("--a=2 --a=1"));
         assert_ne!(flags("--a=1"), flags("--a=2"));
         assert_ne!(flags("--a"), flags("--b"));
-        assert_ne!(flags("absent.txt"), flags("other.txt"));
         assert_ne!(flags("--b='x --a=1'"), flags("--a=1' --b='x"));
     }
 
     #[test]
-    fn a_file_of_flags_counts_by_its_content() {
-        let temp = tempfile::tempdir().unwrap();
-        let path = temp.path().join("flags");
-        let flags = |text: &str| {
-            std::fs::write(&path, text).unwrap();
-            env(&[("XLA_FLAGS", path.to_str().unwrap())])
+    fn a_file_of_flags_is_found() {
+        let file = |name: &str, value: &str| {
+            let variables = [(name.to_owned(), value.to_owned())];
+            flag_file(&variables).map(str::to_owned)
         };
-        assert_ne!(flags("--a=1"), flags("--a=2"));
-        assert_eq!(flags("--a=1"), flags("--a=1"));
+        assert_eq!(file("XLA_FLAGS", "flags.txt").unwrap(), "XLA_FLAGS");
+        assert_eq!(file("TF_XLA_FLAGS", " /f").unwrap(), "TF_XLA_FLAGS");
+        for value in ["", " ", "--a", "\n--a"] {
+            assert_eq!(file("XLA_FLAGS", value), None, "{value:?}");
+        }
+        assert_eq!(file("XLA_OTHER", "flags.txt"), None);
     }
 
     #[test]

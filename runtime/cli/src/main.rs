@@ -3,6 +3,7 @@
 //! Only this crate reads the environment and the terminal. `args` understands the command line, `command` has one file a
 //! command, `cluster` runs a whole cluster as child processes, the rest are small tools of these.
 
+mod anew;
 mod args;
 mod argv;
 mod cache_args;
@@ -12,6 +13,7 @@ mod disk_cache;
 mod duration;
 mod error;
 mod files;
+mod flag_files;
 mod history;
 mod http;
 mod large_transfers;

@@ -10,9 +10,9 @@
 //! freed memory at the end of each, out of reach of the call that gives memory back. With one heap for all
 //! (`MALLOC_ARENA_MAX=1`) everything freed can be given back; small blocks come from each thread's own store all the same.
 
-use std::{ffi::OsString, num::NonZero, os::unix::process::CommandExt as _, process::Command};
+use std::num::NonZero;
 
-use crate::error::Failure;
+use crate::{anew, error::Failure};
 
 /// XLA's variable for the size of its thread pools.
 const NPROC: &str = "NPROC";
@@ -22,9 +22,8 @@ const THREADS_PER_DEVICE: usize = 4;
 /// What the CPU plugins make when they are not told.
 const DEFAULT_DEVICES: u32 = 4;
 
-/// Starts this process anew with `NPROC` and `MALLOC_ARENA_MAX` set, unless they are set: they are read when libraries are
-/// loaded, and a process cannot safely change its own environment. Must come before anything is opened that a new start
-/// would lose; standard input and the process id stay.
+/// Starts this process anew with `NPROC` and `MALLOC_ARENA_MAX` set, unless they are set, as [`anew::with`] does: they are
+/// read when libraries are loaded.
 ///
 /// # Errors
 /// When the binary cannot be started again.
@@ -32,22 +31,11 @@ pub(crate) fn ensure(devices: Option<u32>) -> Result<(), Failure> {
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
     let threads = threads(cores, devices.unwrap_or(DEFAULT_DEVICES));
     let wanted = [(NPROC, threads.to_string()), (ARENAS, "1".to_owned())];
-    let missing: Vec<_> = wanted
+    let missing = wanted
         .into_iter()
         .filter(|(name, _)| std::env::var_os(name).is_none())
-        .collect();
-    if missing.is_empty() {
-        return Ok(());
-    }
-    let binary = std::env::current_exe()
-        .map_err(|e| Failure::because("this binary cannot be found again", &e))?;
-    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    // Returns only when it fails.
-    let failed = Command::new(binary).args(arguments).envs(missing).exec();
-    Err(Failure::because(
-        "this binary cannot be started again with NPROC and MALLOC_ARENA_MAX set",
-        &failed,
-    ))
+        .map(|(name, value)| (name, Some(value.into())));
+    anew::with(missing.collect())
 }
 
 fn threads(cores: usize, devices: u32) -> usize {

@@ -171,6 +171,38 @@ fn a_variable_stands_in_for_a_flag_and_the_flag_wins() {
     assert!(text.contains("'0'"), "{text}");
 }
 
+/// What a worker is started with is seen by a Python interpreter that says it instead of finding the plugin.
+#[test]
+fn a_file_of_flags_is_read_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = folder.path().join("flags");
+    let python = folder.path().join("python");
+    let seen = folder.path().join("seen");
+    fs::write(&flags, "--xla_one=1\n").unwrap();
+    let script = format!(
+        "#!/bin/sh\necho \"$XLA_FLAGS|$TF_XLA_FLAGS\" >{}\n",
+        seen.display()
+    );
+    fs::write(&python, script).unwrap();
+    let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(&python, executable).unwrap();
+    for command in ["worker", "cache"] {
+        let python = format!("--python={}", python.display());
+        let arguments: &[&str] = match command {
+            "worker" => &["worker", "--resource_manager_address=127.0.0.1:1", &python],
+            _ => &["cache", "warm", "file:///nowhere", &python],
+        };
+        let _ = fs::remove_file(&seen);
+        let ended = waystation(arguments)
+            .env("XLA_FLAGS", &flags)
+            .env("TF_XLA_FLAGS", folder.path().join("absent"))
+            .output()
+            .unwrap();
+        let seen = fs::read_to_string(&seen).unwrap_or_default();
+        assert_eq!(seen, "--xla_one=1|\n", "{command} {ended:?}");
+    }
+}
+
 #[test]
 fn pathways_flags_are_taken_with_a_warning() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -37,6 +37,12 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
+    /// A variable names a file, which the plugin would read whenever it likes.
+    #[error("{variable} names a file of flags; a worker has to be given the flags themselves")]
+    FlagFile {
+        /// The variable.
+        variable: String,
+    },
     /// The listener cannot be used.
     #[error("the worker's listener cannot be used")]
     Listener(#[source] io::Error),

@@ -44,7 +44,8 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
         options: config.plugin_options.clone(),
         lapack: config.lapack.clone(),
     };
-    let (opened, digest, spec) = tokio::task::spawn_blocking(move || open(spec))
+    let environment = config.environment.clone();
+    let (opened, digest, spec) = tokio::task::spawn_blocking(move || open(spec, &environment))
         .await
         .map_err(|error| Error::Dispatch {
             what: format!("lost the plugin while it was loaded: {error}"),
@@ -170,8 +171,16 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
     ended
 }
 
-/// Takes the digest of the plugin's file and opens it. Blocks.
-pub(crate) fn open(spec: Spec) -> Result<(Opened, String, Spec), Error> {
+/// Takes the digest of the plugin's file and opens it, in an environment that can be described. Blocks.
+pub(crate) fn open(
+    spec: Spec,
+    environment: &[(String, String)],
+) -> Result<(Opened, String, Spec), Error> {
+    if let Some(variable) = platform::flag_file(environment) {
+        return Err(Error::FlagFile {
+            variable: variable.to_owned(),
+        });
+    }
     let digest = platform::file_digest(&spec.path).map_err(|source| Error::Digest {
         path: spec.path.clone(),
         source,

@@ -81,14 +81,19 @@ impl Warmer {
             options: config.plugin_options,
             lapack: config.lapack,
         };
-        let opened = tokio::task::spawn_blocking(move || open(spec)).await;
-        let (opened, digest, spec) = opened.map_err(|error| Error::Dispatch {
+        let opened = tokio::task::spawn_blocking(move || {
+            let opened = open(spec, &config.environment)?;
+            Ok((opened, config.environment))
+        })
+        .await;
+        let opened: Result<_, Error> = opened.map_err(|error| Error::Dispatch {
             what: format!("lost the plugin while it was loaded: {error}"),
-        })??;
+        })?;
+        let ((opened, digest, spec), environment) = opened?;
         let counters = Arc::new(Counters::default());
         let compilers = Compilers::new(config.compile_child, &spec, &opened, &counters);
         let Opened { client, targets } = opened;
-        let identity = identity(&client, &digest, targets, config.environment);
+        let identity = identity(&client, &digest, targets, environment);
         // Nothing is dumped, so the folder's name is of no matter.
         let hlo = Hlo::new(config.cache.keep_hlo_text, "warm".to_owned());
         let devices = client.devices().len();

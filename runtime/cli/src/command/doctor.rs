@@ -1,10 +1,16 @@
 //! `doctor`.
 
-use std::{env, ffi::OsString, fmt::Write as _, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    env,
+    ffi::{OsStr, OsString},
+    fmt::Write as _,
+    path::PathBuf,
+};
 
 use waystation_cache::platform;
 
-use crate::{error::Failure, http, output, plugin, python};
+use crate::{error::Failure, flag_files, http, output, plugin, python};
 
 mod bucket;
 
@@ -70,6 +76,20 @@ fn compiler_environment(
     variables: impl Iterator<Item = (OsString, OsString)>,
 ) {
     let text = |raw: OsString| raw.to_string_lossy().into_owned();
+    let mut variables: BTreeMap<OsString, OsString> = variables.collect();
+    // As a worker does.
+    match flag_files::changes(|name| variables.get(OsStr::new(name)).cloned()) {
+        Ok(changes) => {
+            for (name, value) in changes {
+                match value {
+                    Some(value) => variables.insert(name.into(), value),
+                    None => variables.remove(OsStr::new(name)),
+                };
+            }
+        }
+        Err(failure) => report.line("!!", "compiler", &failure.message),
+    }
+    let variables = variables.into_iter();
     let obeyed = platform::environment(variables.map(|(name, value)| (text(name), text(value))));
     if obeyed.is_empty() {
         report.line("ok", "compiler", "no variable steers it");

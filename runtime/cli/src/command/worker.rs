@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use clap::ArgAction;
 
 use crate::{
-    args::RoleArgs, argv::parse_bool, command::compile_child::InChild, error::Failure, lifetime,
-    listen, local_transfers::LocalTransfers, location, plugin, python, retention::TtlArgs, sharing,
-    size::parse_some_bytes, threads, worker_cache::WorkerCacheArgs,
+    args::RoleArgs, argv::parse_bool, command::compile_child::InChild, error::Failure, flag_files,
+    lifetime, listen, local_transfers::LocalTransfers, location, plugin, python,
+    retention::TtlArgs, sharing, size::parse_some_bytes, threads, worker_cache::WorkerCacheArgs,
 };
 
 /// Port of Pathways' workers.
@@ -85,6 +85,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             u64::from(args.task) + 1
         )));
     }
+    flag_files::take_in()?;
     if !matches!(args.pjrt_plugin.as_str(), "cuda" | "tpu") {
         threads::ensure(args.devices_per_worker)?;
     }

@@ -22,7 +22,7 @@ use crate::{
     cache_args::CacheArgs,
     command::{compile_child::InChild, worker::environment},
     error::{Failure, chain},
-    lifetime, location, output, plugin, python,
+    flag_files, lifetime, location, output, plugin, python,
     sharing::SharingArgs,
     threads,
 };
@@ -77,6 +77,7 @@ pub(crate) struct Args {
 /// Warms, and says what was done. The exit status is 1 where a program is not in the cache now.
 pub(crate) fn run(args: &Args) -> Result<u8, Failure> {
     let plugin_options = plugin::options(&args.pjrt_plugin, args.devices)?;
+    flag_files::take_in()?;
     if !matches!(args.pjrt_plugin.as_str(), "cuda" | "tpu") {
         // As a worker does; may start this process anew.
         threads::ensure(args.devices)?;
