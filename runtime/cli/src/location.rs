@@ -79,24 +79,31 @@ async fn make(location: Option<&str>) -> Result<Option<Bucket>, Failure> {
 /// # Errors
 /// [`Failure::usage`] when the user has to write another location, or make the folder or bucket; else what ails the bucket.
 pub(crate) async fn required(flag: &str, text: &str) -> Result<Bucket, Failure> {
+    if let Ok(Location::File(path)) = Location::parse(text)
+        && !path.is_dir()
+    {
+        // Opening would make it.
+        return Err(Failure::usage(format!(
+            "{flag}: there is no folder {}",
+            path.display()
+        )));
+    }
+    to_fill(flag, text).await
+}
+
+/// [`required`], but that a folder is made where it is missing.
+///
+/// # Errors
+/// As [`required`].
+pub(crate) async fn to_fill(flag: &str, text: &str) -> Result<Bucket, Failure> {
     let usage = |error: waystation_lifecycle::bucket::Error| {
         Failure::usage(format!("{flag}: {}", chain(&error)))
     };
     let location = Location::parse(text).map_err(usage)?;
-    match &location {
-        Location::Memory => {
-            return Err(Failure::usage(format!(
-                "{flag}: memory:// is another process's memory; give a bucket or a folder"
-            )));
-        }
-        // Opening would make it.
-        Location::File(path) if !path.is_dir() => {
-            return Err(Failure::usage(format!(
-                "{flag}: there is no folder {}",
-                path.display()
-            )));
-        }
-        _ => {}
+    if location.is_memory() {
+        return Err(Failure::usage(format!(
+            "{flag}: memory:// is another process's memory; give a bucket or a folder"
+        )));
     }
     let bucket = opened(flag, location).await?;
     match bucket.probe(PROBE_DEADLINE).await {
@@ -156,6 +163,12 @@ mod tests {
         assert!(open(None).await.unwrap().is_none());
         assert!(open(Some("memory://")).await.unwrap().is_none());
         let folder = tempfile::tempdir().unwrap();
+        let filled = folder.path().join("c/d");
+        let text = format!("file://{}", filled.display());
+        let failure = required("--flag", &text).await.unwrap_err();
+        assert!(failure.message.contains("no folder"), "{failure}");
+        to_fill("--flag", &text).await.unwrap();
+        required("--flag", &text).await.unwrap();
         let new = folder.path().join("a/b");
         let text = format!("file://{}", new.display());
         assert_eq!(

@@ -95,7 +95,7 @@ pub(crate) fn run(args: &Args) -> Result<u8, Failure> {
     lifetime::run(false, async |stop| {
         let source = Source::find(args).await?;
         let cache = match (&args.gcs_scratch_location, &source) {
-            (Some(text), _) => location::required("--gcs_scratch_location", text).await?,
+            (Some(text), _) => location::to_fill("--gcs_scratch_location", text).await?,
             (None, Source::Recordings(bucket)) => Bucket::clone(bucket),
             (None, Source::Files(_)) => {
                 return Err(Failure::usage(
