@@ -16,6 +16,7 @@ use waystation_lifecycle::{
 use crate::{
     argv::parse_bool,
     error::{Failure, chain},
+    sharing::CacheMode,
 };
 
 /// Flags of every part that has to do with the bucket.
@@ -134,6 +135,7 @@ impl Retention {
     /// [`Failure::usage`] when the user has to write another location.
     pub(crate) fn new(
         location: Option<&str>,
+        mode: CacheMode,
         args: &RetentionArgs,
     ) -> Result<Option<Retention>, Failure> {
         let Some(text) = location else {
@@ -143,7 +145,7 @@ impl Retention {
             Failure::usage(format!("--gcs_scratch_location: {}", chain(&error)))
         })?;
         let policy = args.policy();
-        let wanted = args.enable_gcs_olm && !location.is_memory();
+        let wanted = args.enable_gcs_olm && mode == CacheMode::ReadWrite && !location.is_memory();
         Ok(wanted.then_some(Retention { location, policy }))
     }
 
@@ -182,7 +184,12 @@ mod tests {
 
     #[test]
     fn a_location_is_seen_to_unless_it_is_memory_or_not_wanted() {
-        let new = |location, enabled| Retention::new(location, &args(enabled));
+        let new =
+            |location, enabled| Retention::new(location, CacheMode::ReadWrite, &args(enabled));
+        for mode in [CacheMode::ReadOnly, CacheMode::Off] {
+            let left_alone = Retention::new(Some("gs://b/p"), mode, &args(true));
+            assert!(left_alone.unwrap().is_none(), "{mode:?}");
+        }
         let retention = new(Some("gs://b/p"), true).unwrap().unwrap();
         assert_eq!(retention.policy.max_rules, 7);
         assert_eq!(retention.policy.renew, Renew::CustomTime);

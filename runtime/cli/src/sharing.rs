@@ -66,7 +66,7 @@ pub(crate) enum CacheMode {
 }
 
 impl CacheMode {
-    fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             CacheMode::ReadWrite => "read-write",
             CacheMode::ReadOnly => "read-only",

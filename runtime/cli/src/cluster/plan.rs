@@ -217,6 +217,8 @@ impl Plan {
         arguments.push(flag("enable_gcs_olm", retention.enable_gcs_olm.to_string()));
         let rules = retention.max_lifecycle_rules.to_string();
         arguments.push(flag("max_lifecycle_rules", rules));
+        let mode = self.cache.sharing.cache_mode.as_str();
+        arguments.push(flag("cache_mode", mode));
         arguments
     }
 
@@ -468,6 +470,7 @@ mod tests {
         assert_eq!((manager.slices, manager.workers), (2, Some(3)));
         assert!(manager.role.bind_address.is_loopback());
         assert_eq!(manager.retention, retention());
+        assert_eq!(manager.cache_mode, CacheMode::ReadOnly);
         assert_eq!(manager.gcs_scratch_location.as_deref(), Some("file:///b"));
     }
 

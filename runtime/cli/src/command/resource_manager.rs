@@ -7,6 +7,7 @@ use crate::{
     error::Failure,
     lifetime, listen,
     retention::{Retention, RetentionArgs},
+    sharing::CacheMode,
 };
 
 /// Port of Pathways' resource manager.
@@ -32,6 +33,15 @@ pub(crate) struct Args {
     /// Bucket of the compiled programs, whose lifecycle is seen to
     #[arg(long = "gcs_scratch_location", value_name = "LOCATION")]
     pub(crate) gcs_scratch_location: Option<String>,
+    /// What the workers do with the bucket: unless it is read-write, nothing in it is removed or changed
+    #[arg(
+        long = "cache_mode",
+        value_name = "MODE",
+        default_value = "read-write",
+        hide_possible_values = true,
+        value_enum
+    )]
+    pub(crate) cache_mode: CacheMode,
     #[command(flatten)]
     pub(crate) retention: RetentionArgs,
     #[command(flatten)]
@@ -40,7 +50,8 @@ pub(crate) struct Args {
 
 /// Serves until told to end.
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
-    let retention = Retention::new(args.gcs_scratch_location.as_deref(), &args.retention)?;
+    let location = args.gcs_scratch_location.as_deref();
+    let retention = Retention::new(location, args.cache_mode, &args.retention)?;
     let listener = listen::bind(args.role.bind_address, args.server_port, "--server_port")?;
     let address = listen::address(&listener)?;
     let config = waystation_scheduler::Config {
