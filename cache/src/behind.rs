@@ -162,9 +162,9 @@ impl Behind {
         let (counters, provenance) = (&self.counters, &found.opened.provenance);
         counters.bucket_hits.one();
         counters.bucket_read_bytes.add(found.opened.stored_bytes);
-        counters.saved_micros.add(provenance.compile_micros);
+        counters.saved_micros.add(provenance.saved_micros());
         if let Some(claims) = &self.claims {
-            claims.note_time(key, provenance.compile_time());
+            claims.hear_time(key, provenance.compile_time());
         }
         debug!(%key, bytes = found.opened.stored_bytes, writer = provenance.writer, "bucket hit");
         self.renew(key, &found);

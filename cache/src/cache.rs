@@ -429,7 +429,7 @@ impl Inner {
     /// Asks the disk. Whatever goes wrong is a miss.
     async fn on_disk(&self, key: &Key) -> Option<Arc<Entry>> {
         let found = self.disk.as_ref()?.get(key).await?;
-        let saved = found.opened.provenance.compile_micros;
+        let saved = found.opened.provenance.saved_micros();
         self.counters.saved_micros.add(saved);
         if let Some(behind) = &self.behind {
             behind.keep_alive(key, &found);

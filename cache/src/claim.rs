@@ -35,6 +35,10 @@ const DEADLINE: Duration = Duration::from_secs(5);
 /// A claim counts so many times the last compile's time, where that is known.
 const TIMES_LAST: u32 = 3;
 
+/// What an entry says of its compile is not believed beyond this, as anyone may have written it: with [`TIMES_LAST`], ten
+/// minutes' wait.
+const BELIEVED: Duration = Duration::from_secs(200);
+
 /// Keys and programs that are remembered. Beyond that all are forgotten, which costs a wait or two.
 const REMEMBERED: usize = 65_536;
 
@@ -61,7 +65,25 @@ struct Inner {
     /// The minute of this process's last claim on a key. It waits for none of its own.
     ours: Mutex<HashMap<Digest, u64>>,
     /// How long the last compile of a program took, whatever its options, by the digest of the program alone.
-    took: Mutex<HashMap<Digest, Duration>>,
+    took: Mutex<HashMap<Digest, Took>>,
+}
+
+/// How long a compile took.
+#[derive(Debug, Clone, Copy)]
+enum Took {
+    /// This process has seen it.
+    Measured(Duration),
+    /// An entry says so.
+    Said(Duration),
+}
+
+impl Took {
+    fn time(self) -> Duration {
+        match self {
+            Took::Measured(time) => time,
+            Took::Said(time) => time.min(BELIEVED),
+        }
+    }
 }
 
 /// Claims that this process holds, by key and minute.
@@ -130,7 +152,7 @@ impl Claims {
     pub(crate) fn patience(&self, key: &Key) -> Duration {
         let known = || {
             let took = lock(&self.inner.took);
-            Some(took.get(&program(key)?)?.saturating_mul(TIMES_LAST))
+            Some(took.get(&program(key)?)?.time().saturating_mul(TIMES_LAST))
         };
         self.inner
             .wait
@@ -138,10 +160,21 @@ impl Claims {
             .unwrap_or(crate::config::CLAIM_WAIT)
     }
 
-    /// Remembers how long a program takes to compile.
+    /// Remembers how long this process took to compile a program.
     pub(crate) fn note_time(&self, key: &Key, time: Duration) {
         if let Some(program) = program(key) {
-            remember(&self.inner.took, program, time);
+            remember(&self.inner.took, program, Took::Measured(time));
+        }
+    }
+
+    /// Remembers how long an entry says that its program takes to compile, unless this process knows better.
+    pub(crate) fn hear_time(&self, key: &Key, time: Duration) {
+        let Some(program) = program(key) else {
+            return;
+        };
+        let known = lock(&self.inner.took).get(&program).copied();
+        if !matches!(known, Some(Took::Measured(_))) {
+            remember(&self.inner.took, program, Took::Said(time));
         }
     }
 

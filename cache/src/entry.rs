@@ -38,6 +38,9 @@ impl Entry {
     }
 }
 
+/// No single entry is counted as having saved more: an hour.
+const MOST_SAVED_MICROS: u64 = 3600 * 1_000_000;
+
 /// Where an entry came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Origin {
@@ -77,8 +80,13 @@ pub struct Provenance {
 }
 
 impl Provenance {
-    /// How long the compile took.
+    /// How long the compile took, as the entry says. Anyone may have written that.
     pub fn compile_time(&self) -> Duration {
         Duration::from_micros(self.compile_micros)
+    }
+
+    /// What a hit saves, in microseconds, as far as an entry's word is taken for it.
+    pub(crate) fn saved_micros(&self) -> u64 {
+        self.compile_micros.min(MOST_SAVED_MICROS)
     }
 }

@@ -5,6 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use object_store::ObjectStoreExt as _;
 use object_store::memory::InMemory;
 use waystation_cache::{Cache, Config, Entry, Origin};
 use waystation_lifecycle::bucket::{Bucket, Location, layout};
@@ -399,6 +400,43 @@ async fn the_wait_is_three_times_the_last_compile_where_that_is_known() {
     assert!(second < Duration::from_secs(1), "{second:?}");
     let counts = other.counters();
     assert_eq!((counts.claim_waits, counts.claim_waits_in_vain), (1, 1));
+}
+
+/// Anyone who may write to the bucket can say so.
+#[tokio::test(start_paused = true)]
+async fn an_entry_that_says_it_took_for_ever_makes_nobody_wait_for_ever() {
+    let (_, config) = over_memory();
+    let bucket = config.location.clone().unwrap();
+    let (one, two) = (key_of("step", "o1"), key_of("step", "o2"));
+    let provenance = waystation_cache::Provenance {
+        compile_micros: u64::MAX,
+        ..Default::default()
+    };
+    let (entry, limits) = (kit::entry("step"), Default::default());
+    let forged = waystation_cache::envelope::seal(one.digest(), &entry, &provenance, &limits);
+    let path = layout::executable(one.digest(), 0);
+    let put = bucket.store().put(&path, forged.unwrap().into());
+    put.await.unwrap();
+    let claimant = Cache::open(config);
+    let compile = std::future::pending::<Result<Entry, ()>>;
+    let mut asking = Box::pin(claimant.get_or_compile(&two, compile));
+    let begun = tokio::time::timeout(Duration::from_millis(1), &mut asking).await;
+    begun.unwrap_err();
+    let other = Cache::open(Config {
+        claim_wait: None,
+        ..kit::config(Some(bucket))
+    });
+    let compile = async || Ok::<_, ()>(kit::entry("step"));
+    let (_, origin) = other.get_or_compile(&one, compile).await.unwrap();
+    assert_eq!(origin, Origin::Bucket);
+    assert_eq!(other.counters().saved_micros, 3_600_000_000);
+    let waiting = tokio::time::timeout(
+        Duration::from_secs(700),
+        other.get_or_compile(&two, compile),
+    );
+    let (_, origin) = waiting.await.expect("within ten minutes").unwrap();
+    assert_eq!(origin, Origin::Compiled);
+    assert_eq!(other.counters().claim_waits_in_vain, 1);
 }
 
 fn key_of(program: &str, options: &str) -> waystation_cache::Key {
