@@ -40,6 +40,7 @@ mod seal;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use open::stated_bytes;
 pub use open::{open, open_signed};
 use packed::Packed;
 pub use packed::Text;

@@ -17,10 +17,23 @@ const RESERVE_BYTES: u64 = 1 << 20;
 /// Usual compression is below this; what claims more gets its memory as its bytes come.
 const RESERVE_RATIO: u64 = 16;
 
+/// What is compressed further than this is not an entry of ours: zeros shrink to a thirty-thousandth, with which a small
+/// object could fill the memory of every worker. Where it would be so of ours, we store it as it is.
+const MOST_RATIO: u64 = 256;
+
+/// So much may come of anything.
+const ALWAYS_BYTES: u64 = 64 << 20;
+
 const RAW: u32 = 0;
 const ZSTD: u32 = 1;
 
 const WRONG_LENGTH: &str = "it is not as long as stated";
+
+const ABSURD: &str = "it would be more than 256 times as long as it is here";
+
+fn is_absurd(stored: u64, decoded: u64) -> bool {
+    decoded > ALWAYS_BYTES && decoded / MOST_RATIO > stored
+}
 
 /// Bytes with how they are to be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,7 +49,7 @@ impl Packed {
         let decoded_bytes = data.len() as u64;
         if data.len() >= COMPRESS_FROM {
             let packed = zstd::bulk::compress(data, LEVEL)?;
-            if packed.len() < data.len() {
+            if packed.len() < data.len() && !is_absurd(packed.len() as u64, decoded_bytes) {
                 return Ok(Packed {
                     encoding: ZSTD,
                     stored: packed.into(),
@@ -75,6 +88,9 @@ impl Packed {
         match self.encoding {
             RAW if self.stored.len() as u64 == self.decoded_bytes => Ok(self.stored.clone()),
             RAW => Err(wrong_length()),
+            ZSTD if is_absurd(self.stored.len() as u64, self.decoded_bytes) => {
+                Err(ABSURD.to_owned())
+            }
             ZSTD => {
                 let likely = (self.stored.len() as u64)
                     .saturating_mul(RESERVE_RATIO)

@@ -371,3 +371,26 @@ fn an_entry_without_an_executable_is_no_entry() {
         }
     ));
 }
+
+#[test]
+fn what_grows_out_of_all_proportion_is_refused_before_it_is_decoded() {
+    // A program that is nearly all zeros is stored as it is, and comes back.
+    let zeros = Entry {
+        executable: Bytes::from(vec![0; 65 << 20]),
+        ..entry()
+    };
+    let object = seal(&KEY, &zeros, &provenance(), &Limits::default()).unwrap();
+    assert!(object.len() > 65 << 20);
+    let opened = open(&KEY, &object, &Limits::default()).unwrap();
+    assert_eq!(opened.entry.executable, zeros.executable);
+    assert!(stated_bytes(&object) > 65 << 20);
+
+    let bomb = forged(|object| put_u64(object, row(2, 16), 2 << 30));
+    assert!(stated_bytes(&bomb) > 2 << 30);
+    let bad = refuse(bomb);
+    assert!(bad.to_string().contains("256 times"), "{bad}");
+    assert_eq!(bad.reason(), "corrupt");
+    for cut in [0, 12, 16, 60, HEADER_BYTES + ROW_BYTES] {
+        stated_bytes(&object[..cut]);
+    }
+}

@@ -84,7 +84,7 @@ impl Store {
             }
             Content::File(object, read) => (object, read),
         };
-        match self.settings.verifier.open(key, &object) {
+        match self.settings.verifier.check_blocking(key, &object) {
             Ok(opened) => {
                 // Whoever may only read does without.
                 let _ = self.folder.touch(&read);
