@@ -8,6 +8,7 @@ use std::{
     collections::HashSet,
     fmt,
     io::{self, Read as _, Seek as _, SeekFrom, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, SystemTime},
@@ -155,6 +156,8 @@ pub fn merged(one: Vec<Vec<u8>>, other: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
     all
 }
 
+const NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+
 /// A history in a file of lines, and one that was set aside. Several processes may write to it at the same time: each line is
 /// one appending write.
 #[derive(Debug)]
@@ -181,7 +184,9 @@ impl History for File {
             std::fs::create_dir_all(folder)?;
         }
         let mut options = std::fs::OpenOptions::new();
-        let mut file = options.create(true).append(true).open(&self.path)?;
+        // Not waiting for a pipe's reader.
+        options.create(true).append(true).custom_flags(NONBLOCK);
+        let mut file = options.open(&self.path)?;
         if file.metadata()?.len() >= FILE_BYTES {
             // Of two processes that do it at the same time one sets a short file aside: some lines are lost then.
             std::fs::rename(&self.path, self.aside())?;
@@ -208,12 +213,19 @@ impl History for File {
 /// The end of a file; nothing where there is no file. Bounded, whatever somebody has put there.
 fn tail(path: &Path) -> io::Result<Vec<u8>> {
     const MOST: u64 = 2 * FILE_BYTES;
-    let mut file = match std::fs::File::open(path) {
+    // Not waiting for a pipe's writer.
+    let mut options = std::fs::OpenOptions::new();
+    options.read(true).custom_flags(NONBLOCK);
+    let mut file = match options.open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(error),
     };
-    let length = file.metadata()?.len();
+    let file_is = file.metadata()?;
+    if !file_is.is_file() {
+        return Err(io::Error::other("it is no file"));
+    }
+    let length = file_is.len();
     file.seek(SeekFrom::Start(length.saturating_sub(MOST)))?;
     let mut text = Vec::new();
     file.take(MOST).read_to_end(&mut text)?;
@@ -480,6 +492,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("file"), b"").unwrap();
         let file = File::new(folder.path().join("file/history"));
+        file.record(b"x").unwrap_err();
+    }
+
+    #[test]
+    fn a_pipe_holds_nobody_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RWXU).unwrap();
+        let file = File::new(path);
+        file.recent(9).unwrap_err();
         file.record(b"x").unwrap_err();
     }
 }

@@ -124,6 +124,10 @@ fn line(explanation: &Explanation, now: u64) -> String {
 fn words(component: &str) -> String {
     match component.split_once('/') {
         Some(("flag", name)) => format!("flag --{name}"),
+        Some(("environment", "NPROC")) => {
+            "the worker's --devices_per_worker or its cores, of which NPROC is made where it is not set"
+                .to_owned()
+        }
         Some(("environment", name)) => format!("the worker's variable {name}"),
         Some(("platform", "plugin")) => "the plugin's file".to_owned(),
         Some(("platform", "ffi_targets")) => "Waystation's FFI targets".to_owned(),
@@ -176,6 +180,7 @@ mod tests {
         let said = |since| line(&explanation(since), 400_000);
         assert_eq!(said(None), "5 min ago jit_f: the first of its name\n");
         let changed: &[&str] = &[
+            "environment/NPROC",
             "environment/XLA_FLAGS",
             "flag/xla_a",
             "options",
@@ -186,7 +191,8 @@ mod tests {
         ];
         assert_eq!(
             said(Some(changed)),
-            "5 min ago jit_f: changed since 6 min ago: the worker's variable XLA_FLAGS, flag --xla_a, the compile options, \
+            "5 min ago jit_f: changed since 6 min ago: the worker's --devices_per_worker or its cores, of which NPROC is \
+             made where it is not set, the worker's variable XLA_FLAGS, flag --xla_a, the compile options, \
              the worker's cpu features, the plugin's file, the program, Waystation's rules of rewriting\n"
         );
         assert!(said(Some(&[])).contains("nothing has changed"));
