@@ -40,8 +40,8 @@ mod seal;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use open::stated_bytes;
 pub use open::{open, open_signed};
+pub(crate) use open::{stated_bytes, stated_length};
 use packed::Packed;
 pub use packed::Text;
 pub use seal::{seal, seal_signed};

@@ -74,6 +74,12 @@ pub fn open_signed(
     assemble(&sections, actual, computed)
 }
 
+/// The length that an object's first bytes say it has; `None` where they are no entry's.
+pub(crate) fn stated_length(first: &[u8]) -> Option<u64> {
+    let length = first.get(16..24)?;
+    first.starts_with(&MAGIC).then(|| Reader(length).u64())
+}
+
 /// How many bytes an object says that opening it makes of it. Looks at nothing but its table, which may lie.
 pub(crate) fn stated_bytes(object: &[u8]) -> u64 {
     let rows = object.get(HEADER_BYTES..).unwrap_or_default();

@@ -7,9 +7,10 @@
 //! index/, index.lock                  the index, which may be removed at any time
 //! ```
 //!
-//! Whoever shares the folder may put anything under any name. So no symbolic link is followed below the folder, nothing
-//! but a regular file is read or counted, no open waits for a peer (a FIFO's), and nothing is removed that does not bear
-//! one of the names above.
+//! Entries are programs that run here. So a folder or a shard that another user owns or may write to is not used, nor is
+//! such an entry. The user's own processes may still put anything under any name: no symbolic link is followed below the
+//! folder, nothing but a regular file is read or counted, no open waits for a peer (a FIFO's), and nothing is removed that
+//! does not bear one of the names above.
 
 use std::ffi::CStr;
 use std::fs::{DirBuilder, File};
@@ -27,6 +28,8 @@ use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 use waystation_lifecycle::bucket::layout::Digest;
 
+use crate::envelope;
+
 /// Folders that entries are spread over, by the first byte of their key.
 pub(super) const SHARDS: usize = 256;
 
@@ -40,6 +43,13 @@ const TEMPORARY_AGE: Duration = Duration::from_secs(3600);
 const FOLDER_MODE: u32 = 0o700;
 pub(super) const FILE_MODE: u32 = 0o600;
 
+/// What says in a mode that others may write.
+const OTHERS_WRITE: u32 = 0o022;
+
+/// Of a longer file only so much is read before it is seen to begin as an entry of its length: what has been made long
+/// without being written takes no disk, but would take memory.
+const FIRST_BYTES: u64 = 1 << 20;
+
 const TEMPORARY: &str = ".tmp-";
 
 /// The folder.
@@ -52,7 +62,7 @@ pub(super) struct Folder {
 #[derive(Debug)]
 pub(super) enum Content {
     Absent,
-    /// No regular file, or a larger one than allowed: nothing to read.
+    /// No regular file, a larger one than allowed, or one that is not for us or from us: nothing to read.
     Odd,
     File(Bytes, Read),
 }
@@ -103,21 +113,28 @@ impl Folder {
             Err(Errno::NOENT) => return Ok(Content::Absent),
             // A link; a socket or a device without a driver.
             Err(Errno::LOOP | Errno::NXIO | Errno::NODEV) => return Ok(Content::Odd),
+            // The shard is ours, as [`Folder::shard`] has seen, so this is about the file alone.
+            Err(Errno::ACCESS | Errno::PERM) => return Ok(Content::Odd),
             Err(error) => return Err(error.into()),
         };
         let stat = fs::fstat(&file)?;
         let size = size(&stat);
-        if !is_file(&stat) || size > limit {
+        if !is_file(&stat) || size > limit || foreign(&stat).is_some() {
             return Ok(Content::Odd);
         }
         let mut file = File::from(file);
         let mut object = Vec::new();
-        let capacity = usize::try_from(size).unwrap_or(usize::MAX);
-        object
-            .try_reserve_exact(capacity)
-            .map_err(|_| io::ErrorKind::OutOfMemory)?;
-        // One that grows meanwhile is cut, and so found bad.
-        (&mut file).take(size).read_to_end(&mut object)?;
+        (&mut file).take(FIRST_BYTES).read_to_end(&mut object)?;
+        // What is cut here is found bad, as is one that grows meanwhile.
+        if size > FIRST_BYTES && envelope::stated_length(&object) == Some(size) {
+            let rest = usize::try_from(size - FIRST_BYTES).unwrap_or(usize::MAX);
+            object
+                .try_reserve_exact(rest)
+                .map_err(|_| io::ErrorKind::OutOfMemory)?;
+            (&mut file)
+                .take(size - FIRST_BYTES)
+                .read_to_end(&mut object)?;
+        }
         let identity = identity(&stat);
         Ok(Content::File(object.into(), Read { file, identity }))
     }
@@ -140,17 +157,25 @@ impl Folder {
         Ok(fs::futimens(&read.file, &times)?)
     }
 
-    /// Removes a file that was read and found bad, unless another has taken its place.
-    pub(super) fn remove_read(&self, key: &Digest, read: &Read) -> io::Result<()> {
+    /// Removes a file that was read and found bad, unless another has taken its place. True where it is gone.
+    pub(super) fn remove_read(&self, key: &Digest, read: &Read) -> io::Result<bool> {
         let Some(shard) = self.shard(key[0])? else {
-            return Ok(());
+            return Ok(true);
         };
         let name = hex::encode(key);
         match fs::statat(&shard, &name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(stat) if identity(&stat) == read.identity => unlink(&shard, &name),
-            Ok(_) | Err(Errno::NOENT) => Ok(()),
+            Ok(stat) if identity(&stat) == read.identity => unlink(&shard, &name).map(|()| true),
+            Ok(_) | Err(Errno::NOENT) => Ok(true),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// What tells that which is under a key's name, whatever it is, from what comes after it.
+    pub(super) fn mark(&self, key: &Digest) -> Option<(u64, u64, i64)> {
+        let shard = self.shard(key[0]).ok()??;
+        let stat = fs::statat(&shard, hex::encode(key), AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        let (device, inode) = identity(&stat);
+        Some((device, inode, modified(&stat)))
     }
 
     /// Removes an entry. One that is being read stays with its reader.
@@ -216,12 +241,14 @@ impl Folder {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         match fs::open(&self.path, flags, Mode::empty()) {
             Ok(root) => {
-                // Its owner could put programs there that run here.
-                let owner = fs::fstat(&root)?.st_uid;
-                if owner != 0 && owner != rustix::process::geteuid().as_raw() {
+                if let Some(what) = foreign(&fs::fstat(&root)?) {
+                    let path = self.path.display();
                     return Err(io::Error::new(
                         io::ErrorKind::PermissionDenied,
-                        format!("the folder belongs to another user (uid {owner})"),
+                        format!(
+                            "{path} {what}, who could put programs there that run here: give --cache_disk_dir a folder that \
+                             only you can write to (chmod go-w)"
+                        ),
                     ));
                 }
                 Ok(Some(root))
@@ -346,9 +373,24 @@ fn shard_name(shard: u8) -> String {
     hex::encode([shard])
 }
 
+/// One that is not ours alone is like a link in its place: no folder of entries.
 fn open_shard(root: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    fs::openat(root, name, flags, Mode::empty())
+    let folder = fs::openat(root, name, flags, Mode::empty())?;
+    match foreign(&fs::fstat(&folder)?) {
+        None => Ok(folder),
+        Some(_) => Err(Errno::LOOP),
+    }
+}
+
+/// Who beside us and the system has a say over a file or folder, if anybody has: the end of a sentence about it.
+fn foreign(stat: &Stat) -> Option<String> {
+    let owner = stat.st_uid;
+    if owner != 0 && owner != rustix::process::geteuid().as_raw() {
+        return Some(format!("belongs to another user (uid {owner})"));
+    }
+    let mode = stat.st_mode & 0o7777;
+    (mode & OTHERS_WRITE != 0).then(|| format!("can be written to by others (mode {mode:04o})"))
 }
 
 fn unlink(folder: &OwnedFd, name: &str) -> io::Result<()> {

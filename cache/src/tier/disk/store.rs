@@ -1,5 +1,6 @@
 //! The disk tier as one thread sees it. Everything here may block.
 
+use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,6 +22,9 @@ use crate::quiet::Quiet;
 use crate::tier::{Found, Put, chain};
 use crate::verify::Verifier;
 
+/// Bad files that are remembered. Beyond that all are forgotten, and counted again.
+const COUNTED: usize = 65_536;
+
 /// How the store behaves.
 #[derive(Debug, Clone)]
 pub(super) struct Settings {
@@ -40,6 +44,8 @@ pub(super) struct Store {
     state: Mutex<State>,
     has_index: AtomicBool,
     bad_warning: Quiet,
+    /// Bad files that are still there, by key, and what tells each from the next.
+    counted: Mutex<HashMap<Digest, (u64, u64, i64)>>,
 }
 
 #[derive(Debug)]
@@ -64,6 +70,7 @@ impl Store {
             }),
             has_index: AtomicBool::new(false),
             bad_warning: Quiet::default(),
+            counted: Mutex::default(),
         }
     }
 
@@ -97,8 +104,11 @@ impl Store {
             Err(bad) => {
                 self.refuse(key, &bad.to_string());
                 // Another build's entry, or another key's, may be of use to it; it goes when this one writes its own.
-                if !matches!(bad, Bad::UnknownFormat { .. } | Bad::Signature(_)) {
-                    let _ = self.folder.remove_read(key, &read);
+                if !matches!(bad, Bad::UnknownFormat { .. } | Bad::Signature(_))
+                    && self.folder.remove_read(key, &read).unwrap_or(false)
+                {
+                    // Its number may be the next one's.
+                    self.counted().remove(key);
                 }
                 Ok(None)
             }
@@ -281,7 +291,17 @@ impl Store {
         }
     }
 
+    /// Counts what is under a key's name, once however often it is met.
     fn refuse(&self, key: &Digest, reason: &str) {
+        if let Some(mark) = self.folder.mark(key) {
+            let mut counted = self.counted();
+            if counted.len() >= COUNTED {
+                counted.clear();
+            }
+            if counted.insert(*key, mark) == Some(mark) {
+                return;
+            }
+        }
         self.counters.disk_bad_entries.one();
         if let Some(suppressed) = self.bad_warning.due() {
             warn!(
@@ -289,6 +309,10 @@ impl Store {
                 "bad entry of the disk cache stepped over"
             );
         }
+    }
+
+    fn counted(&self) -> MutexGuard<'_, HashMap<Digest, (u64, u64, i64)>> {
+        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -205,3 +205,110 @@ fn an_entry_that_does_not_load_gives_way_to_the_next() {
     assert_eq!(subject.store.put(&key(1), &object).unwrap(), Put::Created);
     assert!(subject.has(1));
 }
+
+fn allow(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+}
+
+#[test]
+fn what_others_can_write_to_is_not_used() {
+    let temp = tempfile::tempdir().unwrap();
+    let subject = Subject::new(temp.path(), PLENTY);
+    assert_eq!(subject.put(1), Put::Created);
+    let (key, object) = sealed(1);
+    for mode in [0o777, 0o1777, 0o720] {
+        allow(temp.path(), mode);
+        let refused = subject.store.get(&key).unwrap_err().to_string();
+        assert!(refused.contains("written to by others"), "{refused}");
+        subject.store.put(&key, &object).unwrap_err();
+        subject.store.tend().unwrap_err();
+    }
+    allow(temp.path(), 0o700);
+    let file = path(temp.path(), 1);
+    let shard = file.parent().unwrap();
+    allow(shard, 0o777);
+    assert!(!subject.has(1));
+    assert_eq!(subject.put(1), Put::NoRoom);
+    allow(shard, 0o700);
+    assert!(subject.has(1));
+    // Met twice, counted once, and replaced.
+    allow(&file, 0o666);
+    assert!(!subject.has(1) && !subject.has(1));
+    assert_eq!(subject.counts().disk_bad_entries, 1);
+    assert_eq!(subject.put(1), Put::Created);
+    assert_eq!(subject.counts().disk_bad_entries, 1);
+    assert!(subject.has(1));
+}
+
+/// Only the superuser can give files away.
+#[test]
+fn what_another_user_owns_is_not_used() {
+    let temp = tempfile::tempdir().unwrap();
+    let subject = Subject::new(temp.path(), PLENTY);
+    assert_eq!(subject.put(1), Put::Created);
+    let file = path(temp.path(), 1);
+    let shard = file.parent().unwrap();
+    let give = |path: &Path, user| std::os::unix::fs::chown(path, Some(user), None);
+    if give(&file, 12_345).is_err() {
+        return;
+    }
+    assert!(!subject.has(1));
+    give(&file, 0).unwrap();
+    give(shard, 12_345).unwrap();
+    assert!(!subject.has(1));
+    give(shard, 0).unwrap();
+    assert!(subject.has(1));
+    give(temp.path(), 12_345).unwrap();
+    let refused = subject.store.get(&key(1)).unwrap_err().to_string();
+    assert!(refused.contains("another user (uid 12345)"), "{refused}");
+}
+
+/// The superuser may read it all the same.
+#[test]
+fn an_entry_that_cannot_be_read_is_replaced() {
+    let temp = tempfile::tempdir().unwrap();
+    let subject = Subject::new(temp.path(), PLENTY);
+    assert_eq!(subject.put(1), Put::Created);
+    let file = path(temp.path(), 1);
+    allow(&file, 0);
+    let put = subject.put(1);
+    let readable = put == Put::Present;
+    assert!(readable || put == Put::Created);
+    assert!(subject.has(1));
+}
+
+#[test]
+fn a_file_that_was_only_made_long_takes_no_memory() {
+    let temp = tempfile::tempdir().unwrap();
+    let file = place(temp.path(), 1);
+    File::create(&file).unwrap().set_len(3 << 30).unwrap();
+    let folder = Folder::new(temp.path().to_owned());
+    let found = folder.read(&key(1), u64::MAX).unwrap();
+    let super::super::folder::Content::File(object, _) = found else {
+        panic!("{found:?}");
+    };
+    assert_eq!(object.len(), 1 << 20);
+    assert!(!Subject::new(temp.path(), PLENTY).has(1));
+    assert!(!file.exists());
+    // A long one that is an entry is read whole.
+    let long = Entry {
+        executable: Bytes::from(entry(3).executable.repeat(200)),
+        ..entry(3)
+    };
+    let long = Entry {
+        executable: long
+            .executable
+            .chunks(32)
+            .enumerate()
+            .flat_map(|(at, chunk)| Sha256::digest([&at.to_le_bytes(), chunk].concat()))
+            .collect(),
+        ..long
+    };
+    let object =
+        envelope::seal(&key(1), &long, &Provenance::default(), &Limits::default()).unwrap();
+    assert!(object.len() > 1 << 20, "{}", object.len());
+    let subject = Subject::new(temp.path(), 16 << 20);
+    assert_eq!(subject.store.put(&key(1), &object).unwrap(), Put::Created);
+    let found = subject.store.get(&key(1)).unwrap().unwrap();
+    assert_eq!(found.opened.entry.executable, long.executable);
+}
