@@ -36,7 +36,7 @@ pub(crate) struct RemoveArgs {
 pub(crate) struct CollectArgs {
     #[command(flatten)]
     place: Place,
-    /// Entries written before that, as in 12h, 30d
+    /// Entries written that long ago or longer, as in 12h, 30d; 0s is all
     #[arg(long = "older_than", value_name = "AGE", value_parser = parse_age)]
     older_than: Duration,
     /// Only say what would go
@@ -91,7 +91,7 @@ pub(super) async fn collect(args: &CollectArgs) -> Result<u8, Failure> {
                     Listed::Foreign(_) => return Ok(None),
                     Listed::Entry(object) => object,
                 };
-                let goes = age(&object, now) > oldest;
+                let goes = age(&object, now) >= oldest;
                 if goes && !args.dry_run {
                     delete(bucket, &object.meta.location).await?;
                 }
