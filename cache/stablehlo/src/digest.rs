@@ -14,9 +14,10 @@
 //! read wrongly, whose indices would be off: an op's location has to be a location, and nothing else may be one.
 
 mod kernel;
+mod structure;
 mod table;
 
-use self::table::{Kind, Sink, Table};
+use self::table::{Sink, Table};
 use crate::{
     artifact::{Artifact, lookup},
     cursor::Cursor,
@@ -172,17 +173,12 @@ impl<'a> Visitor<'a> for Program<'_, 'a> {
                 letters
             }
         };
-        self.table.location(op.location, at)?;
-        self.out
-            .number(b'O', (op.mask & !mask::USE_LIST_ORDERS).into());
-        self.out.bytes(op.dialect);
-        self.out.bytes(op.name);
-        if let Some(attributes) = op.attributes {
-            self.out.digest(
-                b'd',
-                &self.table.digest(Kind::Attribute, attributes, at, 0)?,
-            );
-        }
+        structure::op_begins(
+            op,
+            op.mask & !mask::USE_LIST_ORDERS,
+            &mut self.table,
+            &mut self.out,
+        )?;
         match op.properties.clone() {
             Some(mut properties) => {
                 let fields = schema::decode(self.table.artifact, letters, &mut properties)?;
@@ -215,38 +211,17 @@ impl<'a> Visitor<'a> for Program<'_, 'a> {
             None if letters.contains('a') => return Err(at.damaged("op without its properties")),
             None => {}
         }
-        self.out.number(b'r', op.result_types.len() as u64);
-        for ty in &op.result_types {
-            self.out
-                .digest(b't', &self.table.digest(Kind::Type, *ty, at, 0)?);
-        }
-        for (tag, numbers) in [(b'p', &op.operands), (b's', &op.successors)] {
-            self.out.number(tag, numbers.len() as u64);
-            numbers
-                .iter()
-                .for_each(|number| self.out.number(b'v', *number));
-        }
-        self.out.number(b'g', op.regions as u64);
-        self.out.number(b'i', op.isolated.into());
+        structure::op_ends(op, &mut self.table, &mut self.out)?;
         Ok(Regions::Enter)
     }
 
     fn region(&mut self, blocks: usize) -> Result<(), Error> {
-        self.out.number(b'G', blocks as u64);
+        structure::region(blocks, &mut self.out);
         Ok(())
     }
 
     fn block(&mut self, ops: usize, arguments: &[Argument], at: &Cursor<'a>) -> Result<(), Error> {
-        self.out.number(b'B', ops as u64);
-        self.out.number(b'n', arguments.len() as u64);
-        for argument in arguments {
-            self.out
-                .digest(b't', &self.table.digest(Kind::Type, argument.ty, at, 0)?);
-            if let Some(location) = argument.location {
-                self.table.location(location, at)?;
-            }
-        }
-        Ok(())
+        structure::block(ops, arguments, at, &mut self.table, &mut self.out)
     }
 }
 

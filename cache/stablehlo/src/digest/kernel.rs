@@ -6,7 +6,10 @@
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 
-use super::table::{Kind, Sink, Table};
+use super::{
+    structure,
+    table::{Sink, Table},
+};
 use crate::{
     artifact::Artifact,
     cursor::Cursor,
@@ -103,45 +106,17 @@ impl<'a> Visitor<'a> for Kernel<'_, 'a> {
         if op.mask & (mask::PROPERTIES | mask::USE_LIST_ORDERS) != 0 {
             return Err(at.damaged("op with a part that version 0 does not have"));
         }
-        self.table.location(op.location, at)?;
-        self.out.number(b'O', op.mask.into());
-        self.out.bytes(op.dialect);
-        self.out.bytes(op.name);
-        if let Some(attributes) = op.attributes {
-            let digest = self.table.digest(Kind::Attribute, attributes, at, 0)?;
-            self.out.digest(b'd', &digest);
-        }
-        self.out.number(b'r', op.result_types.len() as u64);
-        for ty in &op.result_types {
-            let digest = self.table.digest(Kind::Type, *ty, at, 0)?;
-            self.out.digest(b't', &digest);
-        }
-        for (tag, numbers) in [(b'p', &op.operands), (b's', &op.successors)] {
-            self.out.number(tag, numbers.len() as u64);
-            numbers
-                .iter()
-                .for_each(|number| self.out.number(b'v', *number));
-        }
-        self.out.number(b'g', op.regions as u64);
-        self.out.number(b'i', op.isolated.into());
+        structure::op_begins(op, op.mask, &mut self.table, &mut self.out)?;
+        structure::op_ends(op, &mut self.table, &mut self.out)?;
         Ok(Regions::Enter)
     }
 
     fn region(&mut self, blocks: usize) -> Result<(), Error> {
-        self.out.number(b'G', blocks as u64);
+        structure::region(blocks, &mut self.out);
         Ok(())
     }
 
     fn block(&mut self, ops: usize, arguments: &[Argument], at: &Cursor<'a>) -> Result<(), Error> {
-        self.out.number(b'B', ops as u64);
-        self.out.number(b'n', arguments.len() as u64);
-        for argument in arguments {
-            let digest = self.table.digest(Kind::Type, argument.ty, at, 0)?;
-            self.out.digest(b't', &digest);
-            if let Some(location) = argument.location {
-                self.table.location(location, at)?;
-            }
-        }
-        Ok(())
+        structure::block(ops, arguments, at, &mut self.table, &mut self.out)
     }
 }

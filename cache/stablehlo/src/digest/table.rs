@@ -119,6 +119,14 @@ impl<'s, 'a> Table<'s, 'a> {
         }
     }
 
+    fn slot(&mut self, kind: Kind, index: u64) -> Option<&mut State> {
+        let states = match kind {
+            Kind::Attribute => &mut self.attributes,
+            Kind::Type => &mut self.types,
+        };
+        states.get_mut(usize::try_from(index).ok()?)
+    }
+
     fn node(
         &mut self,
         kind: Kind,
@@ -126,14 +134,7 @@ impl<'s, 'a> Table<'s, 'a> {
         at: &Cursor<'_>,
         depth: usize,
     ) -> Result<Node, Error> {
-        let states = if kind == Kind::Attribute {
-            &mut self.attributes
-        } else {
-            &mut self.types
-        };
-        let slot = usize::try_from(index)
-            .ok()
-            .and_then(|index| states.get_mut(index));
+        let slot = self.slot(kind, index);
         let slot = slot.ok_or_else(|| at.damaged("attribute or type index out of range"))?;
         match *slot {
             State::Done(node) => return Ok(node),
@@ -146,15 +147,7 @@ impl<'s, 'a> Table<'s, 'a> {
             )));
         }
         let node = self.make(kind, index, at, depth + 1)?;
-        let states = if kind == Kind::Attribute {
-            &mut self.attributes
-        } else {
-            &mut self.types
-        };
-        if let Some(slot) = usize::try_from(index)
-            .ok()
-            .and_then(|index| states.get_mut(index))
-        {
+        if let Some(slot) = self.slot(kind, index) {
             *slot = State::Done(node);
         }
         Ok(node)
