@@ -112,7 +112,7 @@ async fn store(front: &Front, request: Request<Body>) -> Result<(), Status> {
             () = end.cancelled() => return Err(session_ended()),
         };
         let Some(frame) = frame else { break };
-        let Ok(mut bytes) = frame?.into_data() else {
+        let Ok(mut bytes) = frame.map_err(status::malformed)?.into_data() else {
             continue;
         };
         while let Some(data) = messages.next(&mut bytes)? {
