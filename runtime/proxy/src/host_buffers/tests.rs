@@ -43,6 +43,23 @@ async fn a_buffer_reads_the_same_from_memory_and_from_the_file() {
 }
 
 #[tokio::test]
+async fn a_small_buffer_is_whole_however_the_transport_cut_it() {
+    let (buffers, _) = buffers(1 << 20);
+    for (handle, cuts) in [&[9][..], &[4, 5], &[1, 0, 7, 1]].into_iter().enumerate() {
+        let handle = handle as u64;
+        let store = buffers.store(handle, 9).expect("free");
+        let mut bytes = Bytes::from_static(b"in pieces");
+        for &cut in cuts {
+            store.push(bytes.split_to(cut)).await.expect("room");
+        }
+        store.finish().expect("complete");
+        let incoming = buffers.consume(handle).expect("there");
+        assert_eq!(incoming.small(9).as_deref(), Some(&b"in pieces"[..]));
+        assert!(incoming.small(8).is_none());
+    }
+}
+
+#[tokio::test]
 async fn a_clients_file_of_any_length_is_cut_only_as_it_is_read() {
     let size = (1 << 40) + 3;
     let file = tempfile::tempfile().expect("a file");
