@@ -14,6 +14,7 @@ import sys
 import time
 import urllib.request
 
+import checkpoint_fixtures
 import psutil
 import pytest
 
@@ -197,6 +198,13 @@ def own_cluster(tmp_path):
     for cluster in made:
         if cluster.process.poll() is None:
             cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory):
+    """Checkpoints that real Orbax wrote: (folder, what each holds); see checkpoint_fixtures.py."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return folder, checkpoint_fixtures.generate(folder)
 
 
 def kill_group(process, signal_number=signal.SIGKILL):
