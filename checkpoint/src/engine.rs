@@ -2,16 +2,21 @@
 //!
 //! # Contract
 //! - One [`Engine`] a process; clones share its limits. Whatever runs at once, no more than
-//!   [`Config::host_memory_bytes`] are staged for chunks in flight (one chunk larger than that is let through alone), no more
-//!   than [`Config::requests`] requests to the store are open, and no more than [`Config::threads`] chunks are compressed or
-//!   decompressed at a time. Indexes of shards take [`INDEX_MEMORY_BYTES`] beside that. The bytes a caller hands in, and
-//!   those it gets back, are not counted.
+//!   [`Config::host_memory_bytes`] are taken for pieces on their way and chunks in flight (what is larger than its share is
+//!   let through alone), no more than [`Config::requests`] requests to the store are open, and no more than
+//!   [`Config::threads`] chunks are compressed or decompressed at a time. Compressing takes a sixteenth beside that, indexes
+//!   of shards [`INDEX_MEMORY_BYTES`]. The bytes that a caller hands in without [`Room`], and those it gets back, are not
+//!   counted.
 //! - A save that has returned is durable: objects are whole or absent, and on `file://` file and directory are synced.
 //! - A save or restore that fails or is dropped stops soon and leaves whole objects behind, never halves. Nothing is
 //!   deleted: what is not committed is the client's (Orbax's) to remove or to write over.
 //! - Retries are the store's (see `waystation_lifecycle::bucket`); a failed request here has been retried where that helps.
+//!   A read from a bucket that takes much longer than others like it is asked for once more, and the first answer counts.
 
+mod counters;
 mod folder;
+mod hedge;
+mod memory;
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -23,20 +28,25 @@ use object_store::{GetOptions, GetRange, ObjectStoreExt as _, PutPayload};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use waystation_lifecycle::bucket::Bucket;
 
+use self::counters::Counters;
+pub use self::counters::Totals;
 pub(crate) use self::folder::{Folder, Purpose};
+use self::hedge::Pace;
+use self::memory::Memory;
+pub use self::memory::Room;
 use crate::zarr::Format;
 use crate::{Error, Result};
 
 /// The most bytes held for indexes of shards that are being read by part: four of the largest that there can be.
 const INDEX_MEMORY_BYTES: usize = 64 << 20;
 
-/// Memory is handed out in units of this many bytes: a semaphore counts to 2^32 at a time, a chunk may be larger.
-const MEMORY_UNIT: usize = 4096;
+/// Indexes are counted in units of this many bytes.
+const INDEX_UNIT: usize = 4096;
 
 /// The limits of an [`Engine`].
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The most bytes staged for chunks in flight, beside the arrays themselves.
+    /// The most bytes of host memory for pieces and chunks on their way, beside the arrays themselves.
     pub host_memory_bytes: usize,
     /// The most requests open to stores at once.
     pub requests: usize,
@@ -50,13 +60,13 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// 1 GiB of staging; 64 requests, which hide 30 ms of latency behind 2,000 objects a second; a thread a core; half an
-    /// hour for an object, in which 2 GB come at 1 MB/s; zarr v2.
+    /// 1 GiB of memory; 128 requests, which make 4,000 objects a second of 30 ms each; a thread a core; half an hour for an
+    /// object, in which 2 GB come at 1 MB/s; zarr v2.
     fn default() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
             host_memory_bytes: 1 << 30,
-            requests: 64,
+            requests: 128,
             threads,
             read_timeout: Duration::from_secs(1800),
             format: Format::default(),
@@ -73,33 +83,32 @@ pub struct Engine {
 #[derive(Debug)]
 struct Shared {
     config: Config,
-    memory: Arc<Semaphore>,
-    memory_units: u32,
+    memory: Memory,
     /// Beside `memory`: who holds an index waits for room to stage its chunks, so the two must not be one.
     indexes: Arc<Semaphore>,
     requests: Semaphore,
     threads: Arc<Semaphore>,
     /// Clients of cloud buckets, by scheme and bucket name: making one reads credentials and opens connections.
     buckets: Mutex<HashMap<String, Bucket>>,
+    counters: Counters,
+    pace: Pace,
 }
 
 impl Engine {
     /// An engine with these limits; zeros count as one.
     #[must_use]
     pub fn new(config: Config) -> Self {
-        let units = (config.host_memory_bytes / MEMORY_UNIT).max(1);
-        // A semaphore's own bound is far above u32.
-        let memory_units = u32::try_from(units).unwrap_or(u32::MAX);
         Self {
             shared: Arc::new(Shared {
-                memory: Arc::new(Semaphore::new(memory_units as usize)),
-                memory_units,
-                indexes: Arc::new(Semaphore::new(INDEX_MEMORY_BYTES / MEMORY_UNIT)),
+                memory: Memory::new(config.host_memory_bytes),
+                indexes: Arc::new(Semaphore::new(INDEX_MEMORY_BYTES / INDEX_UNIT)),
                 requests: Semaphore::new(config.requests.clamp(1, Semaphore::MAX_PERMITS)),
                 threads: Arc::new(Semaphore::new(
                     config.threads.clamp(1, Semaphore::MAX_PERMITS),
                 )),
                 buckets: Mutex::new(HashMap::new()),
+                counters: Counters::default(),
+                pace: Pace::default(),
                 config,
             }),
         }
@@ -110,24 +119,40 @@ impl Engine {
         self.shared.config.requests.max(1)
     }
 
-    /// Waits for room to stage `bytes`. Cancel-safe. The room is given back when the permit is dropped.
-    pub(crate) async fn stage(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
-        let units = u32::try_from(bytes.div_ceil(MEMORY_UNIT))
-            .unwrap_or(u32::MAX)
-            .clamp(1, self.shared.memory_units);
-        // Fails only for a closed semaphore, and this one is never closed.
-        Arc::clone(&self.shared.memory)
-            .acquire_many_owned(units)
-            .await
-            .ok()
+    /// What has been done since the start.
+    #[must_use]
+    pub fn totals(&self) -> Totals {
+        self.shared.counters.totals(self.shared.memory.used())
+    }
+
+    /// Waits for room for bytes on their way to [`Engine::save_held`], in the order of asking; more than the budget gets all
+    /// of it. Cancel-safe.
+    pub async fn room_for_piece(&self, bytes: usize) -> Room {
+        self.shared.memory.piece(bytes).await
+    }
+
+    /// Waits for room for what a restore will give, before it is asked for; more than is there for that gets all of it.
+    /// Cancel-safe.
+    pub async fn room_for_boxes(&self, bytes: usize) -> Room {
+        self.shared.memory.boxes(bytes).await
+    }
+
+    /// Waits for room to stage a chunk of `bytes`. Cancel-safe. The room is given back when it is dropped.
+    pub(crate) async fn stage(&self, bytes: usize) -> Room {
+        self.shared.memory.chunk(bytes).await
+    }
+
+    /// Waits for room for what is made of a piece that has room already.
+    pub(crate) async fn scratch(&self, bytes: usize) -> Room {
+        self.shared.memory.scratch(bytes).await
     }
 
     /// Waits for room to hold the index of a shard, as [`Engine::stage`]. Not to be called with staged bytes in hand.
     pub(crate) async fn hold_index(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
         let units = u32::try_from(
             bytes
-                .div_ceil(MEMORY_UNIT)
-                .min(INDEX_MEMORY_BYTES / MEMORY_UNIT),
+                .div_ceil(INDEX_UNIT)
+                .min(INDEX_MEMORY_BYTES / INDEX_UNIT),
         );
         Arc::clone(&self.shared.indexes)
             .acquire_many_owned(units.ok()?.max(1))
@@ -159,7 +184,10 @@ impl Engine {
         let path = folder.path(file)?;
         let _permit = self.shared.requests.acquire().await;
         match folder.store.put(&path, bytes).await {
-            Ok(_) => Ok(size),
+            Ok(_) => {
+                self.shared.counters.written(size);
+                Ok(size)
+            }
             Err(source) => Err(folder.storage("writing", file, source)),
         }
     }
@@ -206,29 +234,50 @@ impl Engine {
         most: usize,
     ) -> Result<Option<Part>> {
         let path = folder.path(file)?;
-        let _permit = self.shared.requests.acquire().await;
+        let permit = self.shared.requests.acquire().await;
         let after = self.shared.config.read_timeout;
         let read = async {
             folder.check_regular(file).await?;
-            let found = match folder.store.get_opts(&path, options).await {
-                Ok(found) => found,
-                Err(object_store::Error::NotFound { .. }) => return Ok(None),
-                Err(source) => return Err(folder.storage("reading", file, source)),
+            let once = || async {
+                let found = match folder.store.get_opts(&path, options.clone()).await {
+                    Ok(found) => found,
+                    Err(object_store::Error::NotFound { .. }) => return Ok(None),
+                    Err(source) => return Err(folder.storage("reading", file, source)),
+                };
+                let (size, tag) = (found.meta.size, found.meta.e_tag.clone());
+                let len = found.range.end.saturating_sub(found.range.start);
+                let bytes = if usize::try_from(len).map_or(true, |len| len > most) {
+                    None
+                } else {
+                    let bytes = found.bytes().await;
+                    Some(bytes.map_err(|source| folder.storage("reading", file, source))?)
+                };
+                Ok(Some(Part { bytes, size, tag }))
             };
-            let (size, tag) = (found.meta.size, found.meta.e_tag.clone());
-            let len = found.range.end.saturating_sub(found.range.start);
-            let bytes = if usize::try_from(len).map_or(true, |len| len > most) {
-                None
-            } else {
-                let bytes = found.bytes().await;
-                Some(bytes.map_err(|source| folder.storage("reading", file, source))?)
+            if folder.is_local() {
+                return once().await;
+            }
+            let pace = &self.shared.pace;
+            let spare = || {
+                let request = self.shared.requests.try_acquire().ok()?;
+                let room = self.shared.memory.try_chunk(most)?;
+                self.shared.counters.hedged();
+                Some((request, room))
             };
-            Ok(Some(Part { bytes, size, tag }))
+            pace.read(most, once, spare).await
         };
-        match tokio::time::timeout(after, read).await {
-            Ok(read) => read,
-            Err(_) => Err(folder.stuck(file, after)),
+        let read = tokio::time::timeout(after, read).await;
+        drop(permit);
+        let Ok(read) = read else {
+            return Err(folder.stuck(file, after));
+        };
+        if let Ok(Some(Part {
+            bytes: Some(bytes), ..
+        })) = &read
+        {
+            self.shared.counters.read(bytes.len() as u64);
         }
+        read
     }
 
     /// Whether there is an object `file` beside the array, at the checkpoint's own level when `top` is set.

@@ -63,7 +63,7 @@ pub mod sharding;
 mod strided;
 pub mod zarr;
 
-pub use engine::{Config, Engine, within};
+pub use engine::{Config, Engine, Room, Totals, within};
 pub use error::{Error, Result};
 pub use restore::RestoreArray;
 pub use save::SaveArray;

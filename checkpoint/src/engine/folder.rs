@@ -145,6 +145,11 @@ impl Folder {
         }
     }
 
+    /// Whether it is on this machine's file system.
+    pub(super) fn is_local(&self) -> bool {
+        self.local.is_some()
+    }
+
     pub(super) fn path(&self, file: &str) -> Result<Path> {
         // Taken as they are: names are not encoded, for Orbax and TensorStore do not encode them.
         let below = self.object(file);
