@@ -66,5 +66,5 @@ pub mod zarr;
 pub use engine::{Config, Engine, Room, Totals, within};
 pub use error::{Error, Result};
 pub use restore::RestoreArray;
-pub use save::SaveArray;
+pub use save::{Cut, Elements, SaveArray};
 pub use sharding::{IndexDomain, Sharding};

@@ -2,10 +2,13 @@
 //!
 //! What is written is zarr v2 or v3, as [`Config::format`](crate::Config::format) says; in v3 every chunk is a shard of one.
 //! The chunk grid of an array is chosen once for all who write it; by default it is the nominal shard shape
-//! ([`SaveArray::sharded`]), so that every piece is one chunk and no two processes write one object. Pieces may also cover
-//! several whole chunks. A chunk that runs over the array's edge is padded with zeros. The metadata is the same whoever
+//! ([`SaveArray::sharded`]) or a part of that, so that every piece is one chunk or several and no two processes write one
+//! object. A chunk that runs over the array's edge is padded with zeros. The metadata is the same whoever
 //! writes it; one process is told to.
 
+mod cut;
+mod elements;
+mod held;
 mod plan;
 
 use std::sync::Arc;
@@ -15,10 +18,12 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use waystation_lifecycle::bucket::Bucket;
 use waystation_proto::xla::PrimitiveType;
 
+pub use self::cut::Cut;
+pub use self::elements::Elements;
 use self::plan::{Job, Plan};
-use crate::engine::{Engine, Folder, Purpose};
+use crate::engine::{Engine, Folder, Purpose, Room};
 use crate::sharding::{IndexDomain, Sharding};
-use crate::zarr::{ChunkIndex, Codec};
+use crate::zarr::{ChunkIndex, Codec, DType};
 use crate::{Error, Result};
 
 /// An array to save, as all who hold a piece of it know it.
@@ -39,7 +44,7 @@ pub struct SaveArray {
 }
 
 impl SaveArray {
-    /// An array with one chunk a shard, compressed as Orbax does.
+    /// An array with one chunk a shard, or several where shards are large, compressed as Orbax does.
     ///
     /// # Errors
     /// Dimensions that do not fit the sharding.
@@ -55,7 +60,11 @@ impl SaveArray {
             name: name.to_owned(),
             dtype,
             dims: dims.to_vec(),
-            chunks: sharding.shard_dims(dims)?,
+            chunks: cut::chunks_of(
+                &sharding.shard_dims(dims)?,
+                sharding.tiles(),
+                DType::of(dtype).map_or(1, |dtype| dtype.item_bytes()),
+            ),
             codec: None,
         })
     }
@@ -83,7 +92,7 @@ impl Engine {
         let folder = self
             .open(&array.location, &array.name, Purpose::Write)
             .await?;
-        self.write(folder, plan).await
+        self.write(folder, plan, None).await
     }
 
     /// As [`Engine::save`], to an open bucket; the array's location is used for messages only.
@@ -99,16 +108,18 @@ impl Engine {
     ) -> Result<u64> {
         let plan = Plan::new(self.format(), array, pieces, writes_metadata)?;
         let folder = Folder::new(bucket, Default::default(), &array.name, &array.location)?;
-        self.write(folder, plan).await
+        self.write(folder, plan, None).await
     }
 
-    async fn write(&self, folder: Folder, plan: Plan) -> Result<u64> {
+    /// `room`: what the plan's pieces hold, where the caller's bytes are counted.
+    async fn write(&self, folder: Folder, plan: Plan, room: Option<Arc<Room>>) -> Result<u64> {
         let plan = Arc::new(plan);
         let jobs = plan.jobs();
         let job = {
             let (engine, plan) = (self.clone(), Arc::clone(&plan));
             move |job| {
                 let (engine, plan, folder) = (engine.clone(), Arc::clone(&plan), folder.clone());
+                let room = room.clone();
                 async move {
                     match job {
                         Job::Metadata => {
@@ -117,7 +128,7 @@ impl Engine {
                             engine.put(&folder, file, encoded).await
                         }
                         Job::Chunk { piece, chunk } => {
-                            engine.write_chunk(&folder, plan, piece, chunk).await
+                            engine.write_chunk(&folder, plan, piece, chunk, room).await
                         }
                     }
                 }
@@ -136,6 +147,7 @@ impl Engine {
         plan: Arc<Plan>,
         piece: usize,
         chunk: ChunkIndex,
+        piece_room: Option<Arc<Room>>,
     ) -> Result<u64> {
         let file = plan.metadata.keys.key(&chunk);
         // Room for the chunk cut out of its piece, where that is not the same, and for the chunk as stored.
@@ -149,7 +161,11 @@ impl Engine {
             .codec
             .bound(plan.chunk_bytes)
             .saturating_add(cut);
-        let room = Arc::new(self.stage(staged).await);
+        let room = match &piece_room {
+            Some(_) => self.scratch(staged).await,
+            None => self.stage(staged).await,
+        };
+        let room = Arc::new((room, piece_room));
         let encoded = {
             // Held by the work too, which goes on when this future is dropped.
             let (plan, room) = (Arc::clone(&plan), Arc::clone(&room));

@@ -86,10 +86,30 @@ impl Plan {
         metadata.into_iter().chain(chunks)
     }
 
+    /// Refuses a piece that does not fit.
+    pub(super) fn check(&self, array: &str, domain: &IndexDomain, bytes: usize) -> Result<()> {
+        check_piece(domain, bytes, &self.metadata).map_err(|reason| Error::BadRequest {
+            array: array.to_owned(),
+            reason,
+        })
+    }
+
     /// Whether a piece is exactly one whole chunk, whose elements are stored as they are.
     pub(super) fn is_whole_chunk(&self, piece: usize) -> bool {
-        self.pieces[piece].0.shape == self.metadata.grid.chunks()
-            && !self.metadata.dtype.is_narrow()
+        self.stores_as_it_is(&self.pieces[piece].0)
+    }
+
+    /// As [`Plan::is_whole_chunk`], for a piece of another's.
+    pub(super) fn stores_as_it_is(&self, piece: &IndexDomain) -> bool {
+        piece.shape == self.metadata.grid.chunks() && !self.metadata.dtype.is_narrow()
+    }
+
+    /// The object of a chunk that has been compressed.
+    pub(super) fn payload(&self, stored: Vec<Bytes>) -> PutPayload {
+        let len = stored.iter().map(Bytes::len).sum();
+        let index = (self.metadata.shards.is_some())
+            .then(|| Bytes::copy_from_slice(&Shards::index_of_one(len)));
+        stored.into_iter().chain(index).collect()
     }
 
     /// The object of a chunk. Fails with the number of bytes that could not be had.
@@ -105,11 +125,7 @@ impl Plan {
             let stored = codec
                 .encode(elements)
                 .map_err(|_| codec.bound(self.chunk_bytes))?;
-            if self.metadata.shards.is_none() {
-                return Ok(stored.into());
-            }
-            let index = Bytes::copy_from_slice(&Shards::index_of_one(stored.len()));
-            Ok(PutPayload::from_iter([stored, index]))
+            Ok(self.payload(vec![stored]))
         };
         if self.is_whole_chunk(piece) {
             return encode(bytes.clone());

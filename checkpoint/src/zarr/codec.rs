@@ -1,11 +1,15 @@
 //! The bytes of a chunk.
 
 use bytes::Bytes;
+use zstd::stream::raw::{CParameter, Encoder, InBuffer, Operation as _, OutBuffer};
 
 use super::{Result, malformed};
 
 /// A frame's checksum (RFC 8878, 3.1.1).
 const CHECKSUM_BYTES: usize = 4;
+
+/// What is compressed from several parts is kept in parts of this size.
+const STORED_PART_BYTES: usize = 1 << 20;
 
 /// How a chunk is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +49,21 @@ impl Codec {
         }
     }
 
+    /// As [`Codec::encode`] of all parts one behind the other, each of which is let go of when it has been compressed. What is
+    /// stored comes in parts as well.
+    ///
+    /// # Errors
+    /// As [`Codec::encode`].
+    pub fn encode_parts(self, mut parts: Vec<Bytes>) -> Result<Vec<Bytes>> {
+        match self {
+            Codec::Raw => Ok(parts),
+            Codec::Zstd { .. } if parts.len() == 1 => Ok(vec![self.encode(parts.remove(0))?]),
+            Codec::Zstd { level } => {
+                encode_zstd_parts(parts, level).or_else(|error| malformed(format!("zstd: {error}")))
+            }
+        }
+    }
+
     /// The elements of a chunk, which must be exactly `len` bytes. No more than `len` bytes are allocated, and none where
     /// elements are stored as they are and `stored` is shared with nobody.
     ///
@@ -65,7 +84,47 @@ impl Codec {
 fn encode_zstd(elements: &[u8], level: i32) -> std::io::Result<Vec<u8>> {
     let mut encoder = zstd::bulk::Compressor::new(level)?;
     encoder.include_checksum(true)?;
-    encoder.compress(elements)
+    let mut stored = encoder.compress(elements)?;
+    // It has been given room for what nothing can be compressed to.
+    stored.shrink_to_fit();
+    Ok(stored)
+}
+
+fn encode_zstd_parts(parts: Vec<Bytes>, level: i32) -> std::io::Result<Vec<Bytes>> {
+    let mut encoder = Encoder::new(level)?;
+    encoder.set_parameter(CParameter::ChecksumFlag(true))?;
+    let len: usize = parts.iter().map(Bytes::len).sum();
+    // Which puts the content size into the frame, and lets the encoder choose for it.
+    encoder.set_pledged_src_size(Some(len as u64))?;
+    let mut stored = Vec::with_capacity(len / STORED_PART_BYTES + 1);
+    let mut part = Vec::with_capacity(STORED_PART_BYTES);
+    for elements in parts {
+        let mut input = InBuffer::around(&elements);
+        while input.pos() < elements.len() {
+            let from = part.len();
+            encoder.run(&mut input, &mut OutBuffer::around_pos(&mut part, from))?;
+            put_aside(&mut part, &mut stored);
+        }
+    }
+    loop {
+        let from = part.len();
+        let left = encoder.finish(&mut OutBuffer::around_pos(&mut part, from), true)?;
+        if left == 0 {
+            break;
+        }
+        put_aside(&mut part, &mut stored);
+    }
+    part.shrink_to_fit();
+    stored.push(part.into());
+    Ok(stored)
+}
+
+/// Begins another part when there is no room left in this one.
+fn put_aside(part: &mut Vec<u8>, stored: &mut Vec<Bytes>) {
+    if part.len() == part.capacity() {
+        let full = std::mem::replace(part, Vec::with_capacity(STORED_PART_BYTES));
+        stored.push(full.into());
+    }
 }
 
 fn decode_zstd(stored: &[u8], len: usize) -> Result<Vec<u8>> {
@@ -123,6 +182,31 @@ mod tests {
         );
         // Bit 2 of the frame header descriptor, the fifth byte (RFC 8878, 3.1.1.1.1), is the checksum flag.
         assert_eq!(frame[4] & 0b100, 0b100);
+    }
+
+    #[test]
+    fn parts_make_one_frame() {
+        // Noise in parts of odd sizes, more than one part of what is stored.
+        let mut state = 1u32;
+        let noise: Bytes = std::iter::repeat_with(|| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 24) as u8
+        })
+        .take(3 * STORED_PART_BYTES + 5)
+        .collect();
+        for size in [1 << 20, 700_001, noise.len()] {
+            let parts = (0..noise.len()).step_by(size);
+            let parts = parts.map(|at| noise.slice(at..noise.len().min(at + size)));
+            let stored = ZSTD.encode_parts(parts.collect()).unwrap();
+            let frame = Bytes::from(stored.concat());
+            assert!(frame.len() <= ZSTD.bound(noise.len()));
+            assert_eq!(frame[4] & 0b100, 0b100);
+            let size = zstd::zstd_safe::get_frame_content_size(&frame);
+            assert_eq!(size.ok(), Some(Some(noise.len() as u64)));
+            assert_eq!(ZSTD.decode(frame, noise.len()).unwrap(), noise);
+        }
+        let raw = Codec::Raw.encode_parts(vec![noise.slice(..7), noise.slice(7..)]);
+        assert_eq!(raw.unwrap().concat(), noise);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 )]
 
 mod damage;
+mod held;
 mod layout;
 mod round_trip;
 mod shard_damage;

@@ -1,0 +1,78 @@
+//! Saving a piece whose bytes count against the budget.
+
+use std::sync::Arc;
+
+use object_store::PutPayload;
+
+use super::plan::Plan;
+use super::{Elements, SaveArray};
+use crate::engine::{Engine, Folder, Purpose, Room};
+use crate::sharding::IndexDomain;
+use crate::{Error, Result};
+
+/// What compressing a part takes beside the part and what becomes of it.
+const PART_BYTES: usize = 2 << 20;
+
+impl Engine {
+    /// As [`Engine::save`] of one piece without the metadata, for which the caller has taken room
+    /// ([`Engine::room_for_piece`]): it is given back when the piece has been written. The parts of a piece that is one chunk ([`SaveArray::cut`]) are let go
+    /// of as they are compressed.
+    ///
+    /// # Errors
+    /// As [`Engine::save`].
+    pub async fn save_held(
+        &self,
+        array: &SaveArray,
+        domain: &IndexDomain,
+        elements: Elements,
+        room: Arc<Room>,
+    ) -> Result<u64> {
+        let plan = Plan::new(self.format(), array, Vec::new(), false)?;
+        if domain.is_empty() {
+            return Ok(0);
+        }
+        plan.check(&array.name, domain, elements.len())?;
+        let folder = self
+            .open(&array.location, &array.name, Purpose::Write)
+            .await?;
+        if plan.stores_as_it_is(domain) {
+            return self.write_held(&folder, plan, domain, elements, room).await;
+        }
+        let pieces = vec![(domain.clone(), elements.joined())];
+        let plan = Plan::new(self.format(), array, pieces, false)?;
+        self.write(folder, plan, Some(room)).await
+    }
+
+    async fn write_held(
+        &self,
+        folder: &Folder,
+        plan: Plan,
+        domain: &IndexDomain,
+        elements: Elements,
+        room: Arc<Room>,
+    ) -> Result<u64> {
+        let chunk = plan.metadata.grid.chunks_of(domain).next();
+        let file = plan.metadata.keys.key(&chunk.unwrap_or_default());
+        let codec = plan.metadata.codec;
+        let bytes = codec.bound(elements.len());
+        let scratch = self.scratch(elements.largest() + PART_BYTES).await;
+        let encoded = {
+            // Held by the work too, which goes on when this future is dropped.
+            let room = Arc::clone(&room);
+            self.compute(move || {
+                let _held = (scratch, room);
+                let parts = codec.encode_parts(elements.into_parts()).ok()?;
+                Some(plan.payload(parts))
+            })
+            .await
+        };
+        let encoded: Option<PutPayload> =
+            encoded.map_err(|source| folder.cut_off("compressing", &file, source))?;
+        let encoded = encoded.ok_or_else(|| Error::OutOfMemory {
+            array: folder.array(),
+            bytes,
+            purpose: "compressing a chunk",
+        })?;
+        self.put(folder, &file, encoded).await
+    }
+}
