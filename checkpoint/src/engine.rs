@@ -5,7 +5,8 @@
 //!   [`Config::host_memory_bytes`] are taken for pieces on their way and chunks in flight (what is larger than its share is
 //!   let through alone), no more than [`Config::requests`] requests to the store are open, and no more than
 //!   [`Config::threads`] chunks are compressed or decompressed at a time. Compressing takes a sixteenth beside that, indexes
-//!   of shards [`INDEX_MEMORY_BYTES`]. The bytes that a caller hands in without [`Room`], and those it gets back, are not
+//!   of shards [`INDEX_MEMORY_BYTES`], nodes of OCDBT trees [`NODE_MEMORY_BYTES`] while they are read, and those that are
+//!   kept what the open [`Checkpoint`](crate::Checkpoint) says. The bytes that a caller hands in without [`Room`], and those it gets back, are not
 //!   counted.
 //! - A save that has returned is durable: objects are whole or absent, and on `file://` file and directory are synced.
 //! - A save or restore that fails or is dropped stops soon and leaves whole objects behind, never halves. Nothing is
@@ -17,30 +18,34 @@ mod counters;
 mod folder;
 mod hedge;
 mod memory;
+mod objects;
 
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytes::Bytes;
-use object_store::{GetOptions, GetRange, ObjectStoreExt as _, PutPayload};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use waystation_lifecycle::bucket::Bucket;
 
 use self::counters::Counters;
 pub use self::counters::Totals;
-pub(crate) use self::folder::{Folder, Purpose};
+pub(crate) use self::folder::{Files, Folder, Purpose, Root};
 use self::hedge::Pace;
 use self::memory::Memory;
 pub use self::memory::Room;
+pub(crate) use self::objects::Part;
 use crate::zarr::Format;
 use crate::{Error, Result};
 
 /// The most bytes held for indexes of shards that are being read by part: four of the largest that there can be.
 const INDEX_MEMORY_BYTES: usize = 64 << 20;
 
-/// Indexes are counted in units of this many bytes.
+/// The most bytes for nodes of OCDBT trees that are being read: five of the largest that Orbax writes, or many of the size
+/// that others write.
+const NODE_MEMORY_BYTES: usize = 512 << 20;
+
+/// Indexes and nodes are counted in units of this many bytes.
 const INDEX_UNIT: usize = 4096;
 
 /// The limits of an [`Engine`].
@@ -86,6 +91,8 @@ struct Shared {
     memory: Memory,
     /// Beside `memory`: who holds an index waits for room to stage its chunks, so the two must not be one.
     indexes: Arc<Semaphore>,
+    /// Beside both, for the same reason.
+    nodes: Semaphore,
     requests: Semaphore,
     threads: Arc<Semaphore>,
     /// Clients of cloud buckets, by scheme and bucket name: making one reads credentials and opens connections.
@@ -102,6 +109,7 @@ impl Engine {
             shared: Arc::new(Shared {
                 memory: Memory::new(config.host_memory_bytes),
                 indexes: Arc::new(Semaphore::new(INDEX_MEMORY_BYTES / INDEX_UNIT)),
+                nodes: Semaphore::new(NODE_MEMORY_BYTES / INDEX_UNIT),
                 requests: Semaphore::new(config.requests.clamp(1, Semaphore::MAX_PERMITS)),
                 threads: Arc::new(Semaphore::new(
                     config.threads.clamp(1, Semaphore::MAX_PERMITS),
@@ -160,6 +168,13 @@ impl Engine {
             .ok()
     }
 
+    /// Waits for room to read a node of a tree of at most `bytes`, as [`Engine::hold_index`].
+    pub(crate) async fn hold_nodes(&self, bytes: usize) -> Option<SemaphorePermit<'_>> {
+        let units = bytes.min(NODE_MEMORY_BYTES).div_ceil(INDEX_UNIT);
+        let units = u32::try_from(units).ok()?.max(1);
+        self.shared.nodes.acquire_many(units).await.ok()
+    }
+
     /// What saves write.
     pub(crate) fn format(&self) -> Format {
         self.shared.config.format
@@ -177,140 +192,6 @@ impl Engine {
         })
         .await
     }
-
-    /// Writes an object, replacing one of that name.
-    pub(crate) async fn put(&self, folder: &Folder, file: &str, bytes: PutPayload) -> Result<u64> {
-        let size = bytes.content_length() as u64;
-        let path = folder.path(file)?;
-        let _permit = self.shared.requests.acquire().await;
-        match folder.store.put(&path, bytes).await {
-            Ok(_) => {
-                self.shared.counters.written(size);
-                Ok(size)
-            }
-            Err(source) => Err(folder.storage("writing", file, source)),
-        }
-    }
-
-    /// Reads an object of at most `most` bytes. `None` when there is none; `Some(Err(size))` when it is larger.
-    pub(crate) async fn get(
-        &self,
-        folder: &Folder,
-        file: &str,
-        most: usize,
-    ) -> Result<Option<std::result::Result<Bytes, u64>>> {
-        let read = self.read_object(folder, file, GetOptions::default(), most);
-        Ok(match read.await? {
-            Some(Part {
-                bytes: None, size, ..
-            }) => Some(Err(size)),
-            Some(Part {
-                bytes: Some(bytes), ..
-            }) => Some(Ok(bytes)),
-            None => None,
-        })
-    }
-
-    /// Reads a range of an object, of `len` bytes at most. `None` when there is no object.
-    pub(crate) async fn get_part(
-        &self,
-        folder: &Folder,
-        file: &str,
-        range: GetRange,
-        len: usize,
-    ) -> Result<Option<Part>> {
-        let options = GetOptions {
-            range: Some(range),
-            ..GetOptions::default()
-        };
-        self.read_object(folder, file, options, len).await
-    }
-
-    async fn read_object(
-        &self,
-        folder: &Folder,
-        file: &str,
-        options: GetOptions,
-        most: usize,
-    ) -> Result<Option<Part>> {
-        let path = folder.path(file)?;
-        let permit = self.shared.requests.acquire().await;
-        let after = self.shared.config.read_timeout;
-        let read = async {
-            folder.check_regular(file).await?;
-            let once = || async {
-                let found = match folder.store.get_opts(&path, options.clone()).await {
-                    Ok(found) => found,
-                    Err(object_store::Error::NotFound { .. }) => return Ok(None),
-                    Err(source) => return Err(folder.storage("reading", file, source)),
-                };
-                let (size, tag) = (found.meta.size, found.meta.e_tag.clone());
-                let len = found.range.end.saturating_sub(found.range.start);
-                let bytes = if usize::try_from(len).map_or(true, |len| len > most) {
-                    None
-                } else {
-                    let bytes = found.bytes().await;
-                    Some(bytes.map_err(|source| folder.storage("reading", file, source))?)
-                };
-                Ok(Some(Part { bytes, size, tag }))
-            };
-            if folder.is_local() {
-                return once().await;
-            }
-            let pace = &self.shared.pace;
-            let spare = || {
-                let request = self.shared.requests.try_acquire().ok()?;
-                let room = self.shared.memory.try_chunk(most)?;
-                self.shared.counters.hedged();
-                Some((request, room))
-            };
-            pace.read(most, once, spare).await
-        };
-        let read = tokio::time::timeout(after, read).await;
-        drop(permit);
-        let Ok(read) = read else {
-            return Err(folder.stuck(file, after));
-        };
-        if let Ok(Some(Part {
-            bytes: Some(bytes), ..
-        })) = &read
-        {
-            self.shared.counters.read(bytes.len() as u64);
-        }
-        read
-    }
-
-    /// Whether there is an object `file` beside the array, at the checkpoint's own level when `top` is set.
-    pub(crate) async fn exists(&self, folder: &Folder, file: &str, top: bool) -> bool {
-        let path = if top {
-            Ok(folder.prefix.clone().join(file))
-        } else {
-            folder.path(file)
-        };
-        match path {
-            Ok(path) => folder.store.head(&path).await.is_ok(),
-            Err(_) => false,
-        }
-    }
-
-    /// The size of an object, if it can be had.
-    pub(crate) async fn size(&self, folder: &Folder, file: &str) -> Option<u64> {
-        let path = folder.path(file).ok()?;
-        let _permit = self.shared.requests.acquire().await;
-        let asked = tokio::time::timeout(self.shared.config.read_timeout, folder.store.head(&path));
-        Some(asked.await.ok()?.ok()?.size)
-    }
-}
-
-/// What was read of an object.
-#[derive(Debug)]
-pub(crate) struct Part {
-    /// `None` when there are more than was allowed.
-    pub(crate) bytes: Option<Bytes>,
-    /// The size of the whole object.
-    pub(crate) size: u64,
-    /// What changes when the object does, where the store says.
-    pub(crate) tag: Option<String>,
 }
 
 /// Runs `work` for at most `timeout` (for ever when `None`). Work that is cut off stops as the engine's contract says.

@@ -68,30 +68,46 @@ pub enum Error {
         reason: &'static str,
     },
     /// There is no array of that name.
-    #[error("array {array:?} is not in checkpoint {location}: there is no object {object}{hint}")]
+    #[error("array {array:?} is not in checkpoint {location}: {looked_for}")]
     MissingArray {
         /// The name of the array.
         array: String,
         /// The checkpoint.
         location: String,
-        /// The object that was looked for.
-        object: String,
-        /// What is there instead, as an appended phrase; may be empty.
-        hint: &'static str,
+        /// What was looked for, and where.
+        looked_for: String,
     },
-    /// The array is there in a format that is not read.
-    #[error(
-        "array {array:?} in checkpoint {location} cannot be read: {format} is not read yet; save it with {advice}"
-    )]
-    UnreadFormat {
-        /// The name of the array.
-        array: String,
+    /// An OCDBT database cannot be read, or refers to what is not there.
+    #[error("the OCDBT database {database} in checkpoint {location} is damaged or not read here")]
+    Database {
+        /// The path of its manifest below the checkpoint.
+        database: String,
         /// The checkpoint.
         location: String,
-        /// The format.
-        format: &'static str,
-        /// What to change when saving.
-        advice: &'static str,
+        /// Why.
+        source: Box<waystation_ocdbt::Error>,
+    },
+    /// A file that is larger than any such file is.
+    #[error("{object} in {location} has {size} bytes, at most {most} are read")]
+    Oversized {
+        /// The object.
+        object: String,
+        /// The checkpoint.
+        location: String,
+        /// Its size.
+        size: u64,
+        /// The most that is read.
+        most: u64,
+    },
+    /// More of something than any checkpoint has.
+    #[error("there are more than {most} {what} in {location}")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// The checkpoint.
+        location: String,
+        /// The most taken.
+        most: usize,
     },
     /// The metadata of an array cannot be read.
     #[error("array {array:?} in checkpoint {location} has unreadable metadata ({object})")]
@@ -168,7 +184,7 @@ pub enum Error {
     /// A request to the store failed, after such retries as it allows.
     #[error("{operation} {object} in {location} failed")]
     Storage {
-        /// `reading` or `writing`.
+        /// `reading`, `writing` and the like.
         operation: &'static str,
         /// The object.
         object: String,
@@ -230,12 +246,14 @@ impl Error {
             | Self::UnusableLocation { .. } => Code::InvalidArgument,
             Self::UnsupportedSharding { .. }
             | Self::UnsupportedPluginProgram { .. }
-            | Self::UnreadFormat { .. }
             | Self::Metadata {
                 source: zarr::Error::Unsupported(_),
                 ..
             } => Code::Unimplemented,
             Self::MissingArray { .. }
+            | Self::Database { .. }
+            | Self::Oversized { .. }
+            | Self::TooMany { .. }
             | Self::Metadata { .. }
             | Self::ShapeMismatch { .. }
             | Self::DTypeMismatch { .. }

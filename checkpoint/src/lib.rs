@@ -6,6 +6,7 @@
 //! | [`persistence`] | the JSON by which a client asks for arrays to be written and read |
 //! | [`zarr`] | the formats on the bucket, zarr v2 and v3, bytes only |
 //! | [`Engine`] | one process's limits; [`Engine::save`] and [`Engine::restore`] do the work |
+//! | [`Checkpoint`] | an open checkpoint: its arrays in whatever format and place, chunk by chunk, and its other files |
 //!
 //! A worker reads a request with [`persistence::parse`], lays each array over its devices with [`Sharding`], and hands the
 //! pieces it holds to [`Engine::save`], or the boxes its devices need to [`Engine::restore`]. Nothing here knows of
@@ -54,6 +55,8 @@
 //! # }
 //! ```
 
+mod checkpoint;
+mod database;
 mod engine;
 mod error;
 pub mod persistence;
@@ -63,6 +66,10 @@ pub mod sharding;
 mod strided;
 pub mod zarr;
 
+pub use checkpoint::{
+    ArrayEntry, CHILD_PREFIX, Checkpoint, Checkpoints, Home, ObjectEntry, StoredArray,
+};
+pub use database::{Database, Objects};
 pub use engine::{Config, Engine, Room, Totals, within};
 pub use error::{Error, Result};
 pub use restore::RestoreArray;

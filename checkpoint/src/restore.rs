@@ -1,7 +1,8 @@
 //! Restoring: boxes of one array from whatever chunks hold them.
 //!
 //! The reader takes zarr v2 and v3, which it tells apart by the metadata file (`.zarray` before `zarr.json`), with any chunk
-//! grid: the writer may have been Waystation, Orbax or TensorStore, on another mesh. What is stored is checked against what
+//! grid, as objects or in OCDBT databases (see [`Checkpoint`]): the writer may have been Waystation, Orbax or TensorStore, on
+//! another mesh. What is stored is checked against what
 //! is asked for before a chunk is read. Every chunk that holds an element of some box is read and decoded once, however many
 //! boxes need it; no other chunk is touched, in a shard as elsewhere.
 
@@ -16,9 +17,10 @@ use waystation_lifecycle::bucket::Bucket;
 use waystation_proto::xla::PrimitiveType;
 
 use self::plan::{Failure, Plan};
-use crate::engine::{Engine, Folder, Purpose};
+use crate::checkpoint::{Checkpoint, StoredArray};
+use crate::engine::{Engine, Folder};
 use crate::sharding::IndexDomain;
-use crate::zarr::{self, ChunkIndex, DType, Format, MAX_METADATA_BYTES, Metadata};
+use crate::zarr::{self, ChunkIndex, DType, Metadata};
 use crate::{Error, Result};
 
 /// An array to restore, as the client asked for it.
@@ -48,10 +50,8 @@ impl Engine {
         array: &RestoreArray,
         domains: &[IndexDomain],
     ) -> Result<Vec<Bytes>> {
-        let folder = self
-            .open(&array.location, &array.name, Purpose::Read)
-            .await?;
-        self.read(folder, array, domains).await
+        let checkpoint = self.open_checkpoint(&array.location).await?;
+        checkpoint.restore(array, domains).await
     }
 
     /// As [`Engine::restore`], from an open bucket; the array's location is used for messages only.
@@ -64,8 +64,8 @@ impl Engine {
         array: &RestoreArray,
         domains: &[IndexDomain],
     ) -> Result<Vec<Bytes>> {
-        let folder = Folder::new(bucket, Default::default(), &array.name, &array.location)?;
-        self.read(folder, array, domains).await
+        let checkpoint: Checkpoint = self.open_checkpoint_in(bucket, &array.location).await?;
+        checkpoint.restore(array, domains).await
     }
 
     /// Reads the metadata of an array: its shape, chunks and element type as stored.
@@ -73,72 +73,8 @@ impl Engine {
     /// # Errors
     /// The array is missing or its metadata is unreadable; a read failed.
     pub async fn metadata(&self, location: &str, name: &str) -> Result<Metadata> {
-        let folder = self.open(location, name, Purpose::Read).await?;
-        self.read_metadata(&folder).await
-    }
-
-    async fn read_metadata(&self, folder: &Folder) -> Result<Metadata> {
-        for format in Format::ALL {
-            let file = format.metadata_file();
-            let invalid = |source| Error::Metadata {
-                array: folder.array(),
-                location: folder.location(),
-                object: folder.object(file),
-                source,
-            };
-            match self.get(folder, file, MAX_METADATA_BYTES).await? {
-                Some(Ok(bytes)) => return Metadata::decode(format, &bytes).map_err(invalid),
-                Some(Err(size)) => {
-                    let reason = format!("{size} bytes of metadata");
-                    return Err(invalid(zarr::Error::Malformed(reason)));
-                }
-                None => {}
-            }
-        }
-        Err(self.missing_array(folder).await)
-    }
-
-    /// Why there is no metadata file: a format that is not read here is worth its own words.
-    async fn missing_array(&self, folder: &Folder) -> Error {
-        if self.exists(folder, "manifest.ocdbt", true).await {
-            return Error::UnreadFormat {
-                array: folder.array(),
-                location: folder.location(),
-                format: "OCDBT",
-                advice: "use_ocdbt=False",
-            };
-        }
-        Error::MissingArray {
-            array: folder.array(),
-            location: folder.location(),
-            object: folder.object(Format::Zarr2.metadata_file()),
-            hint: " and no zarr.json",
-        }
-    }
-
-    async fn read(
-        &self,
-        folder: Folder,
-        array: &RestoreArray,
-        domains: &[IndexDomain],
-    ) -> Result<Vec<Bytes>> {
-        let metadata = self.read_metadata(&folder).await?;
-        check_stored(&folder, array, &metadata)?;
-        let plan = Arc::new(Plan::new(&folder, metadata, domains)?);
-
-        let job = {
-            let (engine, plan) = (self.clone(), Arc::clone(&plan));
-            move |chunk| {
-                let (engine, plan, folder) = (engine.clone(), Arc::clone(&plan), folder.clone());
-                async move { engine.read_chunk(&folder, plan, chunk).await }
-            }
-        };
-        stream::iter(plan.chunks())
-            .map(job)
-            .buffer_unordered(self.width())
-            .try_collect::<()>()
-            .await?;
-        Ok(plan.take())
+        let checkpoint = self.open_checkpoint(location).await?;
+        Ok(checkpoint.array(name).await?.metadata)
     }
 
     async fn read_chunk(&self, folder: &Folder, plan: Arc<Plan>, chunk: ChunkIndex) -> Result<()> {
@@ -160,6 +96,35 @@ impl Engine {
             })
             .await;
         at.placed(placed)
+    }
+}
+
+impl StoredArray {
+    /// Reads boxes of the array, as [`Engine::restore`].
+    ///
+    /// # Errors
+    /// The array is incomplete or damaged; a box is not inside it; a read failed.
+    pub async fn restore(&self, domains: &[IndexDomain]) -> Result<Vec<Bytes>> {
+        let plan = Arc::new(Plan::new(&self.folder, self.metadata.clone(), domains)?);
+        let job = {
+            let (engine, plan) = (self.engine.clone(), Arc::clone(&plan));
+            let folder = self.folder.clone();
+            move |chunk| {
+                let (engine, plan, folder) = (engine.clone(), Arc::clone(&plan), folder.clone());
+                async move { engine.read_chunk(&folder, plan, chunk).await }
+            }
+        };
+        stream::iter(plan.chunks())
+            .map(job)
+            .buffer_unordered(self.engine.width())
+            .try_collect::<()>()
+            .await?;
+        Ok(plan.take())
+    }
+
+    /// Holds what is stored against what is asked for.
+    pub(crate) fn check(&self, array: &RestoreArray) -> Result<()> {
+        check_stored(&self.folder, array, &self.metadata)
     }
 }
 

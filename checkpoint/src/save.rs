@@ -21,7 +21,7 @@ use waystation_proto::xla::PrimitiveType;
 pub use self::cut::Cut;
 pub use self::elements::Elements;
 use self::plan::{Job, Plan};
-use crate::engine::{Engine, Folder, Purpose, Room};
+use crate::engine::{Engine, Files, Folder, Purpose, Room, Root};
 use crate::sharding::{IndexDomain, Sharding};
 use crate::zarr::{ChunkIndex, Codec, DType};
 use crate::{Error, Result};
@@ -89,9 +89,8 @@ impl Engine {
         writes_metadata: bool,
     ) -> Result<u64> {
         let plan = Plan::new(self.format(), array, pieces, writes_metadata)?;
-        let folder = self
-            .open(&array.location, &array.name, Purpose::Write)
-            .await?;
+        let root = self.open_root(&array.location, Purpose::Write).await?;
+        let folder = Folder::new(root, &array.name, Files::Objects)?;
         self.write(folder, plan, None).await
     }
 
@@ -107,7 +106,8 @@ impl Engine {
         writes_metadata: bool,
     ) -> Result<u64> {
         let plan = Plan::new(self.format(), array, pieces, writes_metadata)?;
-        let folder = Folder::new(bucket, Default::default(), &array.name, &array.location)?;
+        let root = Root::new(bucket, Default::default(), &array.location);
+        let folder = Folder::new(root, &array.name, Files::Objects)?;
         self.write(folder, plan, None).await
     }
 
@@ -125,7 +125,9 @@ impl Engine {
                         Job::Metadata => {
                             let file = plan.metadata.format.metadata_file();
                             let encoded = plan.encoded.clone().into();
-                            engine.put(&folder, file, encoded).await
+                            engine
+                                .put(&folder.root, &folder.object(file), encoded)
+                                .await
                         }
                         Job::Chunk { piece, chunk } => {
                             engine.write_chunk(&folder, plan, piece, chunk, room).await
@@ -181,6 +183,6 @@ impl Engine {
             bytes,
             purpose: "compressing a chunk",
         })?;
-        self.put(folder, &file, encoded).await
+        self.put(&folder.root, &folder.object(&file), encoded).await
     }
 }

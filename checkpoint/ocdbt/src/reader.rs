@@ -34,6 +34,16 @@ pub trait Source: Send + Sync {
         path: &str,
         range: Range<u64>,
     ) -> impl Future<Output = Result<Option<Bytes>, SourceError>> + Send;
+
+    /// Does what takes a processor a while: to decode a node, which may have 100 MB. A source of which many tasks read
+    /// does it elsewhere than on their threads; by default it is done here and now.
+    fn compute<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> impl Future<Output = Result<T, SourceError>> + Send {
+        let done = work();
+        async { Ok(done) }
+    }
 }
 
 impl<S: Source> Source for &S {
@@ -44,6 +54,13 @@ impl<S: Source> Source for &S {
     ) -> impl Future<Output = Result<Option<Bytes>, SourceError>> + Send {
         (**self).read(path, range)
     }
+
+    fn compute<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> impl Future<Output = Result<T, SourceError>> + Send {
+        (**self).compute(work)
+    }
 }
 
 impl<S: Source> Source for Arc<S> {
@@ -53,6 +70,13 @@ impl<S: Source> Source for Arc<S> {
         range: Range<u64>,
     ) -> impl Future<Output = Result<Option<Bytes>, SourceError>> + Send {
         (**self).read(path, range)
+    }
+
+    fn compute<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> impl Future<Output = Result<T, SourceError>> + Send {
+        (**self).compute(work)
     }
 }
 
@@ -206,7 +230,15 @@ impl<S: Source> Database<S> {
         at_most("length of a node", location.length(), most)
             .map_err(|error| location.blame(error))?;
         let sealed = self.fetch(location).await?;
-        Node::decode(&sealed, location.file().base(), limit).map_err(|error| location.blame(error))
+        let file = Arc::clone(location.file());
+        let decoded = self
+            .source
+            .compute(move || Node::decode(&sealed, file.base(), limit));
+        let decoded = decoded.await.map_err(|source| Error::Source {
+            path: location.path().into(),
+            source,
+        })?;
+        decoded.map_err(|error| location.blame(error))
     }
 }
 

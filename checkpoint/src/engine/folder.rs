@@ -1,4 +1,4 @@
-//! Opening the folder of an array at a location.
+//! Opening locations, and the folder of an array there.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -10,6 +10,7 @@ use object_store::path::Path;
 use waystation_lifecycle::bucket::{Bucket, Location};
 
 use super::Engine;
+use crate::database::Database;
 use crate::persistence::check_name;
 use crate::{Error, Result};
 
@@ -23,29 +24,39 @@ pub(crate) enum Purpose {
     Write,
 }
 
-/// The folder of one array in an open store.
+/// An open location: a checkpoint's place in a store.
 #[derive(Debug, Clone)]
-pub(crate) struct Folder {
+pub(crate) struct Root {
     pub(super) store: Arc<dyn ObjectStore>,
     /// The checkpoint's prefix in the store.
-    pub(super) prefix: Path,
-    /// The array's path below that.
-    name: String,
+    prefix: Path,
     /// The checkpoint, for messages.
-    location: String,
+    location: Arc<str>,
     /// Where the store is, if it is a folder of this machine.
     local: Option<PathBuf>,
 }
 
+/// The folder of one array in a checkpoint.
+#[derive(Debug, Clone)]
+pub(crate) struct Folder {
+    pub(crate) root: Root,
+    pub(crate) files: Files,
+    /// The array's path below the root.
+    name: String,
+}
+
+/// What the files of an array are.
+#[derive(Debug, Clone)]
+pub(crate) enum Files {
+    /// Objects of the store.
+    Objects,
+    /// Keys, each of one of these databases.
+    Keys(Arc<[Arc<Database>]>),
+}
+
 impl Engine {
-    /// Opens the folder of array `name` at `location`, as a client named both.
-    pub(crate) async fn open(
-        &self,
-        location: &str,
-        name: &str,
-        purpose: Purpose,
-    ) -> Result<Folder> {
-        check(name)?;
+    /// Opens a location, as a client named it.
+    pub(crate) async fn open_root(&self, location: &str, purpose: Purpose) -> Result<Root> {
         let parsed = Location::parse(location).map_err(|source| Error::Location {
             location: location.to_owned(),
             source: Box::new(source),
@@ -67,7 +78,7 @@ impl Engine {
             });
         }
         let bucket = self.bucket(location, root).await?;
-        Folder::new(&bucket, prefix, name, location)
+        Ok(Root::new(&bucket, prefix, location))
     }
 
     async fn bucket(&self, location: &str, root: Location) -> Result<Bucket> {
@@ -109,20 +120,103 @@ impl Engine {
     }
 }
 
-impl Folder {
-    /// The folder of array `name` below `prefix` of an open bucket.
-    pub(crate) fn new(bucket: &Bucket, prefix: Path, name: &str, location: &str) -> Result<Self> {
-        check(name)?;
+impl Root {
+    /// What is below `prefix` of an open bucket.
+    pub(crate) fn new(bucket: &Bucket, prefix: Path, location: &str) -> Self {
         let local = match bucket.location() {
             Location::File(path) => Some(path.clone()),
             _ => None,
         };
-        Ok(Self {
+        Self {
             local,
             store: Arc::clone(bucket.store()),
             prefix,
+            location: location.into(),
+        }
+    }
+
+    /// The checkpoint, for messages.
+    pub(crate) fn location(&self) -> String {
+        self.location.as_ref().to_owned()
+    }
+
+    /// Whether it is on this machine's file system.
+    pub(super) fn is_local(&self) -> bool {
+        self.local.is_some()
+    }
+
+    /// The checkpoint's prefix in the store.
+    pub(super) fn prefix(&self) -> &Path {
+        &self.prefix
+    }
+
+    /// The path in the store of an object of the checkpoint.
+    pub(super) fn path(&self, object: &str) -> Result<Path> {
+        // Taken as they are: names are not encoded, for Orbax and TensorStore do not encode them.
+        let parsed = if self.prefix.as_ref().is_empty() {
+            Path::parse(object)
+        } else {
+            Path::parse(format!("{}/{object}", self.prefix))
+        };
+        parsed.map_err(|source| {
+            self.storage(
+                "naming",
+                object,
+                object_store::Error::InvalidPath { source },
+            )
+        })
+    }
+
+    /// Refuses what is there but is no regular file: to open a FIFO is to wait for its writer, in a thread that nothing
+    /// can call back. What is not there is for the store to say.
+    pub(super) async fn check_regular(&self, object: &str) -> Result<()> {
+        let Some(root) = &self.local else {
+            return Ok(());
+        };
+        let path = root.join(self.path(object)?.as_ref());
+        match tokio::fs::metadata(path).await {
+            Ok(found) if !found.is_file() && !found.is_dir() => Err(Error::NoRegularFile {
+                object: object.to_owned(),
+                location: self.location(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn stuck(&self, object: &str, after: Duration) -> Error {
+        Error::Stuck {
+            object: object.to_owned(),
+            location: self.location(),
+            after,
+        }
+    }
+
+    pub(crate) fn storage(
+        &self,
+        operation: &'static str,
+        object: &str,
+        source: object_store::Error,
+    ) -> Error {
+        Error::Storage {
+            operation,
+            object: object.to_owned(),
+            location: self.location(),
+            source: Box::new(source),
+        }
+    }
+}
+
+impl Folder {
+    /// The folder of array `name`, whose files are `files`.
+    pub(crate) fn new(root: Root, name: &str, files: Files) -> Result<Self> {
+        check_name(name).map_err(|reason| Error::BadRequest {
+            array: name.to_owned(),
+            reason: format!("the name {reason}"),
+        })?;
+        Ok(Self {
+            root,
+            files,
             name: name.to_owned(),
-            location: location.to_owned(),
         })
     }
 
@@ -133,71 +227,15 @@ impl Folder {
 
     /// The checkpoint, for messages.
     pub(crate) fn location(&self) -> String {
-        self.location.clone()
+        self.root.location()
     }
 
-    /// The name of a file of the array below the checkpoint, for messages.
+    /// The path of a file of the array below the checkpoint: the object, or the key.
     pub(crate) fn object(&self, file: &str) -> String {
         if self.name.is_empty() {
             file.to_owned()
         } else {
             format!("{}/{file}", self.name)
-        }
-    }
-
-    /// Whether it is on this machine's file system.
-    pub(super) fn is_local(&self) -> bool {
-        self.local.is_some()
-    }
-
-    pub(super) fn path(&self, file: &str) -> Result<Path> {
-        // Taken as they are: names are not encoded, for Orbax and TensorStore do not encode them.
-        let below = self.object(file);
-        let full = if self.prefix.as_ref().is_empty() {
-            below
-        } else {
-            format!("{}/{below}", self.prefix)
-        };
-        Path::parse(&full).map_err(|source| {
-            self.storage("naming", file, object_store::Error::InvalidPath { source })
-        })
-    }
-
-    /// Refuses what is there but is no regular file: to open a FIFO is to wait for its writer, in a thread that nothing
-    /// can call back. What is not there is for the store to say.
-    pub(super) async fn check_regular(&self, file: &str) -> Result<()> {
-        let Some(root) = &self.local else {
-            return Ok(());
-        };
-        let path = root.join(self.path(file)?.as_ref());
-        match tokio::fs::metadata(path).await {
-            Ok(found) if !found.is_file() && !found.is_dir() => Err(Error::NoRegularFile {
-                object: self.object(file),
-                location: self.location(),
-            }),
-            _ => Ok(()),
-        }
-    }
-
-    pub(super) fn stuck(&self, file: &str, after: Duration) -> Error {
-        Error::Stuck {
-            object: self.object(file),
-            location: self.location(),
-            after,
-        }
-    }
-
-    pub(crate) fn storage(
-        &self,
-        operation: &'static str,
-        file: &str,
-        source: object_store::Error,
-    ) -> Error {
-        Error::Storage {
-            operation,
-            object: self.object(file),
-            location: self.location(),
-            source: Box::new(source),
         }
     }
 
@@ -243,11 +281,4 @@ async fn is_dir(path: PathBuf) -> bool {
     tokio::fs::metadata(path)
         .await
         .is_ok_and(|metadata| metadata.is_dir())
-}
-
-fn check(name: &str) -> Result<()> {
-    check_name(name).map_err(|reason| Error::BadRequest {
-        array: name.to_owned(),
-        reason: format!("the name {reason}"),
-    })
 }

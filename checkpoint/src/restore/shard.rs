@@ -76,7 +76,7 @@ impl Engine {
             Ok(None) => return Err(at.missing()),
             // Stores refuse a range of an empty object, in words of their own.
             Err(error) => match self.size(at.folder, &at.file).await {
-                Some(size) if size < len as u64 => Part {
+                Ok(Some(size)) if size < len as u64 => Part {
                     bytes: None,
                     size,
                     tag: None,

@@ -6,7 +6,7 @@ use object_store::PutPayload;
 
 use super::plan::Plan;
 use super::{Elements, SaveArray};
-use crate::engine::{Engine, Folder, Purpose, Room};
+use crate::engine::{Engine, Files, Folder, Purpose, Room};
 use crate::sharding::IndexDomain;
 use crate::{Error, Result};
 
@@ -32,9 +32,8 @@ impl Engine {
             return Ok(0);
         }
         plan.check(&array.name, domain, elements.len())?;
-        let folder = self
-            .open(&array.location, &array.name, Purpose::Write)
-            .await?;
+        let root = self.open_root(&array.location, Purpose::Write).await?;
+        let folder = Folder::new(root, &array.name, Files::Objects)?;
         if plan.stores_as_it_is(domain) {
             return self.write_held(&folder, plan, domain, elements, room).await;
         }
@@ -73,6 +72,6 @@ impl Engine {
             bytes,
             purpose: "compressing a chunk",
         })?;
-        self.put(folder, &file, encoded).await
+        self.put(&folder.root, &folder.object(&file), encoded).await
     }
 }

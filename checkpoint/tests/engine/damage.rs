@@ -135,15 +135,21 @@ async fn another_shape_or_type_is_named_with_both() {
     );
     assert_eq!(error.code(), Code::FailedPrecondition);
     // Nothing but the metadata was read.
-    assert!(store.take().gets.keys().all(|name| name == "w/.zarray"));
+    let read = store.take().gets;
+    let metadata = ["manifest.ocdbt", "w/.zarray"];
+    assert!(
+        read.keys().all(|name| metadata.contains(&&name[..])),
+        "{read:?}"
+    );
 }
 
 #[tokio::test]
-async fn absent_arrays_and_other_formats_are_told_apart() {
+async fn absent_arrays_and_broken_databases_are_told_apart() {
     let store = Counting::new();
     let error = restored(&store.bucket()).await.unwrap_err();
     assert!(
-        matches!(&error, Error::MissingArray { object, .. } if object == "w/.zarray"),
+        matches!(&error, Error::MissingArray { looked_for, .. } if looked_for.contains("w/.zarray")
+            && looked_for.contains("w/zarr.json") && looked_for.contains("no database manifest.ocdbt")),
         "{error}"
     );
     assert_eq!(error.code(), Code::FailedPrecondition);
@@ -155,8 +161,8 @@ async fn absent_arrays_and_other_formats_are_told_apart() {
         .await
         .unwrap();
     let error = restored(&bucket).await.unwrap_err();
-    assert!(error.to_string().contains("use_ocdbt=False"), "{error}");
-    assert_eq!(error.code(), Code::Unimplemented);
+    assert!(error.to_string().contains("manifest.ocdbt"), "{error}");
+    assert_eq!(error.code(), Code::FailedPrecondition);
 }
 
 #[tokio::test]
@@ -323,7 +329,7 @@ async fn an_object_that_never_comes_is_given_up() {
         .await
         .unwrap_err();
     assert!(matches!(error, Error::Stuck { .. }), "{error}");
-    assert!(error.to_string().contains("w/.zarray"), "{error}");
+    assert!(error.to_string().contains("manifest.ocdbt"), "{error}");
     assert_eq!(error.code(), Code::Unavailable);
 }
 

@@ -7,6 +7,7 @@
 )]
 
 mod damage;
+mod databases;
 mod held;
 mod layout;
 mod round_trip;

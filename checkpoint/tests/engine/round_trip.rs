@@ -60,8 +60,8 @@ proptest! {
             // Every object at most once, though the whole array was asked for twice and more.
             let counts = store.take();
             assert!(counts.gets.values().all(|&count| count == 1), "{:?}", counts.gets);
-            // Of metadata, the file of v2 is looked for first.
-            let metadata = if v3 { 2 } else { 1 };
+            // Of metadata, a manifest is looked for first, then the file of v2.
+            let metadata = if v3 { 3 } else { 2 };
             assert_eq!(counts.gets.len(), metadata + boxes(&dims, &chunks).len());
         });
     }
@@ -92,7 +92,8 @@ async fn only_the_chunks_that_are_needed_are_read() {
     assert_eq!(found[0].as_ptr(), found[1].as_ptr());
     let mut read: Vec<_> = store.take().gets.into_iter().collect();
     read.sort();
-    let expected = ["w/.zarray", "w/0.1", "w/1.1"].map(|name| (name.to_owned(), 1));
+    let expected =
+        ["manifest.ocdbt", "w/.zarray", "w/0.1", "w/1.1"].map(|name| (name.to_owned(), 1));
     assert_eq!(read, expected);
 }
 

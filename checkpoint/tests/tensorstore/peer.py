@@ -202,6 +202,8 @@ def write(folder: pathlib.Path) -> None:
     for zarr3 in (False, True):
         for compressed in (False, True):
             write_orbax(folder, rng, keep, zarr3, compressed)
+            write_orbax(folder, rng, keep, zarr3, compressed, ocdbt=True)
+        write_children(folder, rng, keep, zarr3)
     (folder / "list.json").write_text(json.dumps(listed))
     print(f"wrote {len(listed)} arrays")
 
@@ -212,11 +214,31 @@ def sharding(inner, codecs, **more):
     return {"name": "sharding_indexed", "configuration": configuration}
 
 
-def write_orbax(folder: pathlib.Path, rng: np.random.Generator, keep, zarr3: bool, compressed: bool) -> None:
+def write_children(folder: pathlib.Path, rng: np.random.Generator, keep, zarr3: bool) -> None:
+    """Every type, in the databases of three processes that nobody merged; one of them with small nodes, one numbered."""
+    location = f"children{2 + zarr3}"
+    context = ts.Context()
+    configs = [{}, {"max_decoded_node_bytes": 2000, "max_inline_value_bytes": 0}, {"manifest_kind": "numbered"}]
+    for dtype in DTYPES:
+        name, array = f"{location}.{dtype}", elements(rng, dtype, [9, 5])
+        for process, config in enumerate(configs):
+            base = f"file://{folder / location}/ocdbt.process_{process}/"
+            kvstore = {"driver": "ocdbt", "base": base, "path": f"{name}/", "config": config}
+            spec = {"driver": "zarr3" if zarr3 else "zarr", "kvstore": kvstore, "store_data_equal_to_fill_value": True}
+            if not zarr3:
+                spec["metadata"] = {"compressor": {"id": "zstd"}}
+            options = {"create": True, "dtype": ts.dtype(DTYPES[dtype]), "shape": [9, 5], "context": context}
+            options["chunk_layout"] = ts.ChunkLayout(chunk_shape=[3, 5])
+            store = ts.open(spec, **options).result()
+            store[3 * process : 3 * process + 3].write(array[3 * process : 3 * process + 3]).result()
+        keep(name, dtype, array, location)
+
+
+def write_orbax(folder, rng: np.random.Generator, keep, zarr3: bool, compressed: bool, ocdbt: bool = False) -> None:
     import jax
     import orbax.checkpoint as ocp
 
-    location = f"orbax{2 + zarr3}{'' if compressed else '_raw'}"
+    location = f"orbax{2 + zarr3}{'' if compressed else '_raw'}{'_ocdbt' if ocdbt else ''}"
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2), ("x", "y"))
     tree = {}
     for dtype in ("F32", "BF16", "S32", "PRED", "F8E4M3FN"):
@@ -228,7 +250,7 @@ def write_orbax(folder: pathlib.Path, rng: np.random.Generator, keep, zarr3: boo
             keep(name, dtype, array, location)
     # Of the last of the specs, what a device holds is cut into several chunks.
     save_args = {name: ocp.SaveArgs(chunk_byte_size=8 if name.endswith(".3") else None) for name in tree}
-    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=zarr3, use_compression=compressed)
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=ocdbt, use_zarr3=zarr3, use_compression=compressed)
     with ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(folder / location, tree, save_args=save_args)
 

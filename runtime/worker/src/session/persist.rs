@@ -8,7 +8,7 @@ use std::{collections::HashMap, rc::Rc, sync::Arc, time::Duration};
 use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use tokio::sync::oneshot;
-use waystation_checkpoint::within;
+use waystation_checkpoint::{Checkpoints, within};
 use waystation_pjrt::Buffer;
 use waystation_proto::{
     tensorflow::{StatusProto, error::Code},
@@ -268,12 +268,13 @@ impl Arriving {
         &self,
         core: &Arc<Core>,
         serial: u64,
+        checkpoints: &Checkpoints,
         limit: Option<Duration>,
     ) -> Result<Vec<(Buffer, Charge)>, StatusProto> {
         let charges = self.room(core, serial).await?;
         let _room = core.stage(self.boxes.bytes).await?;
         let (array, domains) = (&self.boxes.array, &self.boxes.domains);
-        let read = core.checkpoints.restore(array, domains);
+        let read = checkpoints.restore(array, domains);
         let read = within(limit, "restoring an array", read).await;
         let boxes = read.map_err(|error| persist::of_checkpoint(&error))?;
         let targets: Vec<(Target, Bytes, Vec<i64>)> = self
@@ -367,11 +368,12 @@ async fn restore_all(
     timeout_ms: u64,
 ) -> Result<(), StatusProto> {
     let limit = timeout(timeout_ms).map(|after| tokio::time::Instant::now() + after);
+    let checkpoints = &Checkpoints::new(&core.checkpoints);
     let results: Vec<Result<(), StatusProto>> = stream::iter(arrays)
         .map(|array| async move {
             let left = limit.map(|at| at.saturating_duration_since(tokio::time::Instant::now()));
             let user_context = array.cause.user_context;
-            let made = array.fetch(core, serial, left).await;
+            let made = array.fetch(core, serial, checkpoints, left).await;
             let made = made.map_err(|status| Arc::new(status::with_context(status, user_context)));
             let (sender, placed) = oneshot::channel();
             core.post(serial, move |session| {

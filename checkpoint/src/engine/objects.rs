@@ -1,0 +1,243 @@
+//! Requests to the store: files of arrays, whether they are objects or keys of a database, and other objects beside them.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use futures::StreamExt as _;
+use futures::stream::BoxStream;
+use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStoreExt as _, PutPayload};
+
+use super::{Engine, Files, Folder, Root};
+use crate::{Error, Result};
+
+/// What was read of an object.
+#[derive(Debug)]
+pub(crate) struct Part {
+    /// `None` when there are more than was allowed.
+    pub(crate) bytes: Option<Bytes>,
+    /// The size of the whole object.
+    pub(crate) size: u64,
+    /// What changes when the object does, where the store says.
+    pub(crate) tag: Option<String>,
+}
+
+impl Engine {
+    /// Writes an object, replacing one of that name.
+    pub(crate) async fn put(&self, root: &Root, object: &str, bytes: PutPayload) -> Result<u64> {
+        let size = bytes.content_length() as u64;
+        let path = root.path(object)?;
+        let _permit = self.shared.requests.acquire().await;
+        match root.store.put(&path, bytes).await {
+            Ok(_) => {
+                self.shared.counters.written(size);
+                Ok(size)
+            }
+            Err(source) => Err(root.storage("writing", object, source)),
+        }
+    }
+
+    /// Reads a file of an array of at most `most` bytes. `None` when there is none; `Some(Err(size))` when it is larger.
+    pub(crate) async fn get(
+        &self,
+        folder: &Folder,
+        file: &str,
+        most: usize,
+    ) -> Result<Option<std::result::Result<Bytes, u64>>> {
+        let object = folder.object(file);
+        match &folder.files {
+            Files::Objects => self.get_object(&folder.root, &object, most).await,
+            Files::Keys(databases) => self.get_key(&folder.root, databases, &object, most).await,
+        }
+    }
+
+    /// As [`Engine::get`], of any object of the checkpoint.
+    pub(crate) async fn get_object(
+        &self,
+        root: &Root,
+        object: &str,
+        most: usize,
+    ) -> Result<Option<std::result::Result<Bytes, u64>>> {
+        let read = self.read_object(root, object, GetOptions::default(), most);
+        Ok(match read.await? {
+            Some(Part {
+                bytes: None, size, ..
+            }) => Some(Err(size)),
+            Some(Part {
+                bytes: Some(bytes), ..
+            }) => Some(Ok(bytes)),
+            None => None,
+        })
+    }
+
+    /// Reads a range of a file of an array, of `len` bytes at most. `None` when there is no such file.
+    pub(crate) async fn get_part(
+        &self,
+        folder: &Folder,
+        file: &str,
+        range: GetRange,
+        len: usize,
+    ) -> Result<Option<Part>> {
+        let object = folder.object(file);
+        match &folder.files {
+            Files::Objects => {
+                let options = GetOptions {
+                    range: Some(range),
+                    ..GetOptions::default()
+                };
+                self.read_object(&folder.root, &object, options, len).await
+            }
+            Files::Keys(databases) => {
+                let read = self.get_key_part(&folder.root, databases, &object, range, len);
+                read.await
+            }
+        }
+    }
+
+    /// The bytes in a range of an object: fewer, or none, where it ends before. `None` when there is no object.
+    pub(crate) async fn read_range(
+        &self,
+        root: &Root,
+        object: &str,
+        range: Range<u64>,
+    ) -> Result<Option<Bytes>> {
+        let len = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
+        let start = range.start;
+        let options = GetOptions {
+            range: Some(GetRange::Bounded(range)),
+            ..GetOptions::default()
+        };
+        match self.read_object(root, object, options, len).await {
+            Ok(part) => Ok(part.map(|part| part.bytes.unwrap_or_default())),
+            // Stores refuse a range behind the end, in words of their own.
+            Err(error) => match self.object_size(root, object).await {
+                Ok(Some(size)) if size <= start => Ok(Some(Bytes::new())),
+                _ => Err(error),
+            },
+        }
+    }
+
+    async fn read_object(
+        &self,
+        root: &Root,
+        object: &str,
+        options: GetOptions,
+        most: usize,
+    ) -> Result<Option<Part>> {
+        let path = root.path(object)?;
+        let permit = self.shared.requests.acquire().await;
+        let after = self.shared.config.read_timeout;
+        let read = async {
+            root.check_regular(object).await?;
+            let once = || async {
+                let found = match root.store.get_opts(&path, options.clone()).await {
+                    Ok(found) => found,
+                    Err(object_store::Error::NotFound { .. }) => return Ok(None),
+                    Err(source) => return Err(root.storage("reading", object, source)),
+                };
+                let (size, tag) = (found.meta.size, found.meta.e_tag.clone());
+                let len = found.range.end.saturating_sub(found.range.start);
+                let bytes = if usize::try_from(len).map_or(true, |len| len > most) {
+                    None
+                } else {
+                    let bytes = found.bytes().await;
+                    Some(bytes.map_err(|source| root.storage("reading", object, source))?)
+                };
+                Ok(Some(Part { bytes, size, tag }))
+            };
+            if root.is_local() {
+                return once().await;
+            }
+            let pace = &self.shared.pace;
+            let spare = || {
+                let request = self.shared.requests.try_acquire().ok()?;
+                let room = self.shared.memory.try_chunk(most)?;
+                self.shared.counters.hedged();
+                Some((request, room))
+            };
+            pace.read(most, once, spare).await
+        };
+        let read = tokio::time::timeout(after, read).await;
+        drop(permit);
+        let Ok(read) = read else {
+            return Err(root.stuck(object, after));
+        };
+        if let Ok(Some(Part {
+            bytes: Some(bytes), ..
+        })) = &read
+        {
+            self.shared.counters.read(bytes.len() as u64);
+        }
+        read
+    }
+
+    /// The size of a file of an array; `None` when there is no such file.
+    pub(crate) async fn size(&self, folder: &Folder, file: &str) -> Result<Option<u64>> {
+        let object = folder.object(file);
+        match &folder.files {
+            Files::Objects => self.object_size(&folder.root, &object).await,
+            Files::Keys(databases) => self.key_size(&folder.root, databases, &object).await,
+        }
+    }
+
+    async fn object_size(&self, root: &Root, object: &str) -> Result<Option<u64>> {
+        let path = root.path(object)?;
+        let _permit = self.shared.requests.acquire().await;
+        let after = self.shared.config.read_timeout;
+        match tokio::time::timeout(after, root.store.head(&path)).await {
+            Ok(Ok(found)) => Ok(Some(found.size)),
+            Ok(Err(object_store::Error::NotFound { .. })) => Ok(None),
+            Ok(Err(source)) => Err(root.storage("reading", object, source)),
+            Err(_) => Err(root.stuck(object, after)),
+        }
+    }
+
+    /// The names of files and folders in a folder of the checkpoint, which is empty or ends in `/`. Names only.
+    pub(crate) async fn list_names(&self, root: &Root, folder: &str) -> Result<Vec<String>> {
+        let path = match folder.strip_suffix('/') {
+            Some(folder) => root.path(folder)?,
+            None => root.prefix().clone(),
+        };
+        let _permit = self.shared.requests.acquire().await;
+        let after = self.shared.config.read_timeout;
+        let listed = root.store.list_with_delimiter(Some(&path));
+        let listed = match tokio::time::timeout(after, listed).await {
+            Ok(Ok(listed)) => listed,
+            Ok(Err(source)) => return Err(root.storage("listing", folder, source)),
+            Err(_) => return Err(root.stuck(folder, after)),
+        };
+        let objects = listed.objects.iter().map(|object| &object.location);
+        let all = objects.chain(&listed.common_prefixes);
+        Ok(all
+            .filter_map(|path| path.filename().map(str::to_owned))
+            .collect())
+    }
+
+    /// All objects of a checkpoint, by their paths below it, in no order.
+    pub(crate) fn list_objects(&self, root: &Root) -> BoxStream<'static, Result<(String, u64)>> {
+        let own = root.clone();
+        let listed = root.store.list(Some(root.prefix()));
+        let named = move |listed: object_store::Result<ObjectMeta>| match listed {
+            Err(source) => Some(Err(own.storage("listing", "", source))),
+            Ok(found) => {
+                let parts = found.location.prefix_match(own.prefix())?;
+                let parts: Vec<_> = parts.map(|part| part.as_ref().to_owned()).collect();
+                Some(Ok((parts.join("/"), found.size)))
+            }
+        };
+        listed
+            .filter_map(move |listed| std::future::ready(named(listed)))
+            .boxed()
+    }
+}
+
+impl Error {
+    /// An object that is larger than any such object is.
+    pub(crate) fn oversized(root: &Root, object: &str, size: u64, most: usize) -> Self {
+        Self::Oversized {
+            object: object.to_owned(),
+            location: root.location(),
+            size,
+            most: most as u64,
+        }
+    }
+}
