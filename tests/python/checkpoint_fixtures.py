@@ -128,13 +128,14 @@ def values(dtype, count=8):
 
 
 def main_tree():
+    """Leaves of all kinds, for four or eight devices."""
     import jax
     import jax.numpy as jnp
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
     devices = np.array(jax.devices())
-    line, square = Mesh(devices, ("x",)), Mesh(devices.reshape(2, 2), ("a", "b"))
+    line, square = Mesh(devices, ("x",)), Mesh(devices.reshape(-1, 2), ("a", "b"))
     random = np.random.default_rng(7)
 
     def on(mesh, array, *spec):
@@ -157,15 +158,15 @@ def main_tree():
             "cube": on(square, normal(4, 2, 6), "a", None, "b"),
         },
         # Over what OCDBT keeps within its tree, and not to be compressed.
-        "large": on(line, random.integers(0, 2**32, (4, 700), dtype=np.uint32), "x"),
-        "zeros": on(line, np.zeros((4, 4), np.float32), "x"),
+        "large": on(line, random.integers(0, 2**32, (8, 700), dtype=np.uint32), "x"),
+        "zeros": on(line, np.zeros((8, 4), np.float32), "x"),
         "scalars": {"f32": jnp.float32(2.5), "i32": jnp.int32(-7), "bf16": jnp.bfloat16(1.5)},
         "keys": {
             "one": jax.random.key(42),
-            "four": on(line, jax.random.split(jax.random.key(7), 4), "x"),
+            "eight": on(line, jax.random.split(jax.random.key(7), 8), "x"),
             "rbg": jax.random.key(3, impl="rbg"),
         },
-        "layers": [{"w": on(line, normal(4, 2), "x"), "b": normal(3)} for _ in range(3)],
+        "layers": [{"w": on(line, normal(8, 2), "x"), "b": jnp.asarray(normal(3))} for _ in range(3)],
         "odd/na me": {"a.b": jnp.float32([7]), "c%2Fé": jnp.float32([8])},
         "tuple": (jnp.int32([9]), jnp.int32([10])),
         "none": None,

@@ -25,6 +25,9 @@ BINARY = pathlib.Path(os.environ.get("WAYSTATION_BINARY", ROOT / "target/release
 # What a client's code begins with. Older JAX does not know the "proxy" platform by itself; pathwaysutils registers it.
 CONNECT = "import sys, jax, jax.numpy as jnp, pathwaysutils; pathwaysutils.initialize(); "
 
+# What begins a line of a client program of `clients/` that tells how a check went.
+MARK = "@@check "
+
 # The command that a held cluster runs: tells its environment, then waits until its stdin ends.
 HOLD = (
     "import json, os, sys; f = sys.argv[1]; open(f + '.new', 'w').write(json.dumps(dict(os.environ)));"
@@ -66,6 +69,28 @@ def wait_for(condition, seconds, what):
         if time.monotonic() > deadline:
             raise AssertionError(f"after {seconds} s still not: {what}")
         time.sleep(0.05)
+
+
+# What a client of any side has.
+CLIENT_ENVIRONMENT = {"PYTHONPATH": f"{CLIENTS}:{CLIENTS.parent}", "PYTHONUNBUFFERED": "1"}
+
+
+class Checks:
+    """What the checks of one run of a client program came to."""
+
+    def __init__(self, status, output):
+        self.status, self.output = status, output
+        lines = [json.loads(line[len(MARK) :]) for line in output.splitlines() if line.startswith(MARK)]
+        self.by_name = {line["name"]: line for line in lines}
+
+    def judge(self, name):
+        """Fails or skips the test if the check of that name did."""
+        line = self.by_name.get(name)
+        if line is None:
+            pytest.fail(f"the client never got there: it ended with {self.status}; its last words:\n{self.output[-3000:]}")
+        if line["result"] == "skipped":
+            pytest.skip(line["detail"])
+        assert line["result"] == "passed", line["detail"]
 
 
 class Cluster:
@@ -115,7 +140,7 @@ class Cluster:
         return found
 
     def start_client(self, arguments, **options):
-        environment = {**self.environment, "PYTHONPATH": str(CLIENTS), "PYTHONUNBUFFERED": "1", **options.pop("env", {})}
+        environment = {**self.environment, **CLIENT_ENVIRONMENT, **options.pop("env", {})}
         return subprocess.Popen(
             [sys.executable, *map(str, arguments)], env=environment, text=True, cwd=self.folder,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options,
@@ -160,16 +185,17 @@ def server_processes():
 
 @pytest.fixture(scope="session")
 def clusters(tmp_path_factory):
-    """Gives the cluster of a shape: clusters(workers, devices_per_worker)."""
+    """Gives the cluster of a shape, and of further flags: clusters(workers, devices_per_worker, ...)."""
     running = {}
 
-    def get(workers=1, devices=8):
-        shape = (workers, devices)
+    def get(workers=1, devices=8, *flags):
+        shape = (workers, devices, *flags)
         if shape in running and running[shape].process.poll() is not None:
             raise AssertionError(f"the cluster {shape} has died:\n{running[shape].log_text()}")
         if shape not in running:
             folder = tmp_path_factory.mktemp(f"cluster-{workers}x{devices}")
-            running[shape] = Cluster(folder, "--workers", str(workers), "--devices_per_worker", str(devices))
+            flags = ("--workers", str(workers), "--devices_per_worker", str(devices), *flags)
+            running[shape] = Cluster(folder, *flags)
         return running[shape]
 
     yield get

@@ -1,12 +1,9 @@
 """Runs the client programs of `clients/` against clusters; every check of theirs is a test here."""
 
-import json
 import re
 
 import pytest
-from conftest import CLIENTS
-
-MARK = "@@check "
+from conftest import CLIENTS, Checks
 
 # (program, workers, devices per worker)
 RUNS = [
@@ -47,11 +44,8 @@ def results(clusters, tmp_path_factory):
         if key not in done:
             cluster = clusters(*shape)
             scratch = tmp_path_factory.mktemp(program)
-            status, output = cluster.run_client(
-                [CLIENTS / f"{program}.py"], timeout=600, env={"SCRATCH": str(scratch)}
-            )
-            lines = [json.loads(line[len(MARK) :]) for line in output.splitlines() if line.startswith(MARK)]
-            done[key] = (status, {line["name"]: line for line in lines}, output)
+            arguments = [CLIENTS / f"{program}.py"]
+            done[key] = Checks(*cluster.run_client(arguments, timeout=600, env={"SCRATCH": str(scratch)}))
         return done[key]
 
     return get
@@ -61,17 +55,11 @@ def results(clusters, tmp_path_factory):
     "program,shape,name", CASES, ids=[f"{program}-{shape[0]}x{shape[1]}-{name}" for program, shape, name in CASES]
 )
 def test_client(results, program, shape, name):
-    status, checks, output = results(program, tuple(shape))
-    if name not in checks:
-        pytest.fail(f"the client never got there: it ended with {status}; its last words:\n{output[-3000:]}")
-    line = checks[name]
-    if line["result"] == "skipped":
-        pytest.skip(line["detail"])
-    assert line["result"] == "passed", line["detail"]
+    results(program, tuple(shape)).judge(name)
 
 
 @pytest.mark.parametrize("program,workers,devices", RUNS)
 def test_client_ends_cleanly(results, program, workers, devices):
-    status, checks, output = results(program, (workers, devices))
-    failed = any(line["result"] == "failed" for line in checks.values())
-    assert status == (1 if failed else 0), output[-3000:]
+    checks = results(program, (workers, devices))
+    failed = any(line["result"] == "failed" for line in checks.by_name.values())
+    assert checks.status == (1 if failed else 0), checks.output[-3000:]

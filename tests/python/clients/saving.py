@@ -1,0 +1,59 @@
+"""Saves one tree by each of Orbax's ways that its users have: `saving.py WAY...`, under SCRATCH.
+
+SCRATCH/expected.json then says what there is to be found, as checkpoint_fixtures.py does.
+"""
+
+import json
+import os
+import pathlib
+import sys
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pathwaysutils
+
+pathwaysutils.initialize()
+sys.path.append(str(pathlib.Path(__file__).parents[1]))
+from checkpoint_fixtures import described, main_tree  # noqa: E402
+
+SCRATCH = pathlib.Path(os.environ["SCRATCH"])
+
+
+def pytree(folder, tree, **options):
+    ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**options)).save(folder, args=ocp.args.PyTreeSave(tree))
+
+
+def standard(folder, tree):
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(folder, tree)
+
+
+def manager(folder, tree):
+    with ocp.CheckpointManager(folder) as found:
+        found.save(0, args=ocp.args.StandardSave(tree))
+
+
+# Where a way puts the tree, under its folder, and how it saves.
+WAYS = {
+    "standard": ("", standard),
+    "manager": ("0/default", manager),
+    "pytree": ("", pytree),
+    "pytree_zarr2": ("", lambda folder, tree: pytree(folder, tree, use_ocdbt=False)),
+}
+
+
+def main():
+    tree = main_tree()
+    expected = {}
+    for way in sys.argv[1:]:
+        below, save = WAYS[way]
+        # Orbax's standard ones take no strings.
+        mine = {**tree, "python": {"int": 5, "float": 0.25}} if save in (standard, manager) else tree
+        save(SCRATCH / way, mine)
+        expected[f"{way}/{below}".rstrip("/")] = described(mine)
+    (SCRATCH / "expected.json").write_text(json.dumps(expected))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Checkpoints that the workers read and write, and plain Orbax on the other side.
+
+What real Orbax wrote (checkpoint_fixtures.py) is restored through the workers, into many shardings; what the workers wrote is
+restored by plain Orbax in a process that knows nothing of Waystation, and by other workers.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from conftest import CLIENT_ENVIRONMENT, CLIENTS, Checks, base_environment
+
+# Every dtype is about 64 bits, too.
+X64 = {"JAX_ENABLE_X64": "1"}
+
+FIXTURES = [
+    *(f"{prefix}{layout}" for prefix in ("", "chunked/", "raw/") for layout in ("zarr2", "zarr2_ocdbt", "zarr3", "zarr3_ocdbt")),
+    "two_processes/zarr2", "two_processes/zarr2_ocdbt", "manager/0/state", "manager/10/state", "v1/state",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def restored(clusters, checkpoints):
+    """Restores all fixtures on a cluster, when first asked."""
+    done = {}
+
+    def get(*shape):
+        if shape not in done:
+            environment = {"CHECKPOINTS": str(checkpoints[0]), **X64}
+            done[shape] = Checks(*clusters(*shape).run_client([CLIENTS / "restoring.py"], timeout=600, env=environment))
+        return done[shape]
+
+    return get
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (2, 4)], ids=["1x8", "2x4"])
+@pytest.mark.parametrize("name", FIXTURES)
+def test_workers_restore_what_orbax_wrote(restored, shape, name):
+    restored(*shape).judge(name)
+
+
+def test_every_fixture_is_a_case(checkpoints):
+    assert set(FIXTURES) == set(checkpoints[1])
+
+
+def plainly(program, **environment):
+    """Runs a client program on plain JAX, with four devices of its CPU backend and nothing of Waystation."""
+    environment = {
+        **base_environment(), **CLIENT_ENVIRONMENT, **X64, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4",
+        **environment,
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, CLIENTS / program], env=environment, text=True, timeout=600,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    return Checks(done.returncode, done.stdout)
+
+
+# Orbax's ways to save, and the format that each needs of the workers.
+WAYS = {"pytree_zarr2": "zarr2"}
+SHAPES = [(1, 8), (2, 4)]
+
+
+@pytest.fixture(scope="session")
+def saved(clusters, tmp_path_factory):
+    """Saves by a way on a cluster of a shape, when first asked; gives the folder."""
+    done = {}
+
+    def get(way, shape, checkpoint_format):
+        key = (way, shape, checkpoint_format)
+        if key not in done:
+            folder = tmp_path_factory.mktemp(f"{way}-{checkpoint_format}")
+            flags = [] if checkpoint_format == "zarr2" else [f"--checkpoint_format={checkpoint_format}"]
+            cluster = clusters(*shape, *flags)
+            status, output = cluster.run_client([CLIENTS / "saving.py", way], env={"SCRATCH": str(folder), **X64})
+            assert status == 0, output[-3000:]
+            done[key] = folder
+        return done[key]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def read_plainly(saved):
+    done = {}
+
+    def get(way, shape, checkpoint_format):
+        key = (way, shape, checkpoint_format)
+        if key not in done:
+            done[key] = plainly("plain.py", SCRATCH=str(saved(*key)))
+        return done[key]
+
+    return get
+
+
+def name_in(folder):
+    (name,) = json.loads((folder / "expected.json").read_text())
+    return name
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=["1x8", "2x4"])
+@pytest.mark.parametrize("way", WAYS)
+def test_plain_orbax_restores_what_workers_wrote(saved, read_plainly, way, shape):
+    key = (way, shape, WAYS[way])
+    read_plainly(*key).judge(name_in(saved(*key)))
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (2, 4), (1, 4)], ids=["1x8", "2x4", "1x4"])
+@pytest.mark.parametrize("way", WAYS)
+def test_what_two_workers_wrote_is_restored_on_others(saved, clusters, way, shape):
+    """On one worker, on other meshes, replicated and on turned devices: restoring.py goes through them."""
+    folder = saved(way, (2, 4), WAYS[way])
+    environment = {"CHECKPOINTS": str(folder), **X64}
+    Checks(*clusters(*shape).run_client([CLIENTS / "restoring.py"], env=environment)).judge(name_in(folder))
