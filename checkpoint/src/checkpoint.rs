@@ -180,6 +180,18 @@ impl Checkpoint {
         Ok(&self.opened_children().await?.unfinished)
     }
 
+    /// The databases that arrays are looked for in: the checkpoint's own, or else those of processes.
+    pub(crate) async fn databases(&self) -> Result<Arc<[Arc<Database>]>> {
+        match &self.opened.merged {
+            Some(merged) => Ok(Arc::clone(merged)),
+            None => Ok(Arc::clone(&self.opened_children().await?.opened)),
+        }
+    }
+
+    pub(crate) fn root(&self) -> &Root {
+        &self.opened.root
+    }
+
     async fn opened_children(&self) -> Result<&Children> {
         let open = || self.open_children();
         self.opened.children.get_or_try_init(open).await
@@ -246,12 +258,10 @@ impl Checkpoint {
         while let Some(object) = objects.try_next().await? {
             add(&object.path, Home::Objects);
         }
-        let (databases, home) = match &self.opened.merged {
-            Some(merged) => (Arc::clone(merged), Home::Merged),
-            None => {
-                let children = self.opened_children().await?;
-                (Arc::clone(&children.opened), Home::Children)
-            }
+        let databases = self.databases().await?;
+        let home = match &self.opened.merged {
+            Some(_) => Home::Merged,
+            None => Home::Children,
         };
         for database in databases.iter() {
             let mut keys = database.opened().list(&[]);

@@ -1,8 +1,10 @@
-//! OCDBT databases in a bucket, read under the engine's limits.
+//! OCDBT databases in a bucket, read and written under the engine's limits.
 //!
 //! The values of the keys are the files of arrays (`w/.zarray`, `w/0.0`); small ones lie in the tree, others in data files,
 //! of which ranges are read. A database is read as it was when it was opened: data files are never changed, and a manifest
 //! that is written over later is not looked at again.
+
+mod writer;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,6 +16,7 @@ use waystation_ocdbt::{
     numbered_manifest_generation,
 };
 
+pub(crate) use self::writer::{Gathered, Writer};
 use crate::engine::{Engine, Part, Root};
 use crate::{Error, Result};
 

@@ -4,8 +4,8 @@
 //! - One [`Engine`] a process; clones share its limits. Whatever runs at once, no more than
 //!   [`Config::host_memory_bytes`] are taken for pieces on their way and chunks in flight (what is larger than its share is
 //!   let through alone), no more than [`Config::requests`] requests to the store are open, and no more than
-//!   [`Config::threads`] chunks are compressed or decompressed at a time. Compressing takes a sixteenth beside that, indexes
-//!   of shards [`INDEX_MEMORY_BYTES`], nodes of OCDBT trees [`NODE_MEMORY_BYTES`] while they are read, and those that are
+//!   [`Config::threads`] chunks are compressed or decompressed at a time. Compressing takes a sixteenth beside that, values
+//!   gathered for OCDBT a thirty-second, indexes of shards [`INDEX_MEMORY_BYTES`], nodes of OCDBT trees [`NODE_MEMORY_BYTES`] while they are read, and those that are
 //!   kept what the open [`Checkpoint`](crate::Checkpoint) says. The bytes that a caller hands in without [`Room`], and those it gets back, are not
 //!   counted.
 //! - A save that has returned is durable: objects are whole or absent, and on `file://` file and directory are synced.
@@ -20,9 +20,9 @@ mod hedge;
 mod memory;
 mod objects;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::future::Future;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
@@ -35,8 +35,8 @@ use self::hedge::Pace;
 use self::memory::Memory;
 pub use self::memory::Room;
 pub(crate) use self::objects::Part;
-use crate::zarr::Format;
-use crate::{Error, Result};
+use crate::database::Gathered;
+use crate::{Error, Layout, Result};
 
 /// The most bytes held for indexes of shards that are being read by part: four of the largest that there can be.
 const INDEX_MEMORY_BYTES: usize = 64 << 20;
@@ -47,6 +47,9 @@ const NODE_MEMORY_BYTES: usize = 512 << 20;
 
 /// Indexes and nodes are counted in units of this many bytes.
 const INDEX_UNIT: usize = 4096;
+
+/// Locations that are remembered, with the databases that were written there. The requests of one save come close together.
+const MAX_NAMED: usize = 1024;
 
 /// The limits of an [`Engine`].
 #[derive(Debug, Clone)]
@@ -60,8 +63,10 @@ pub struct Config {
     /// The longest that one object may take to come, whatever the client's own patience. The HTTP client ends requests
     /// without a byte; a file system that hangs does not end by itself.
     pub read_timeout: Duration,
-    /// What saves write. Restores find the format by themselves.
-    pub format: Format,
+    /// What saves write. Restores find the layout by themselves.
+    pub format: Layout,
+    /// What tells the process from the others that save with it, letters and digits: its OCDBT databases are named by it.
+    pub process: String,
 }
 
 impl Default for Config {
@@ -74,7 +79,8 @@ impl Default for Config {
             requests: 128,
             threads,
             read_timeout: Duration::from_secs(1800),
-            format: Format::default(),
+            format: Layout::default(),
+            process: "w0".to_owned(),
         }
     }
 }
@@ -97,6 +103,9 @@ struct Shared {
     threads: Arc<Semaphore>,
     /// Clients of cloud buckets, by scheme and bucket name: making one reads credentials and opens connections.
     buckets: Mutex<HashMap<String, Bucket>>,
+    gathered: Gathered,
+    /// The locations that were written to last, and how many databases at each.
+    named: Mutex<VecDeque<(String, u64)>>,
     counters: Counters,
     pace: Pace,
 }
@@ -115,6 +124,8 @@ impl Engine {
                     config.threads.clamp(1, Semaphore::MAX_PERMITS),
                 )),
                 buckets: Mutex::new(HashMap::new()),
+                gathered: Gathered::new(config.host_memory_bytes),
+                named: Mutex::default(),
                 counters: Counters::default(),
                 pace: Pace::default(),
                 config,
@@ -176,8 +187,35 @@ impl Engine {
     }
 
     /// What saves write.
-    pub(crate) fn format(&self) -> Format {
+    pub(crate) fn layout(&self) -> Layout {
         self.shared.config.format
+    }
+
+    /// What is gathered of small values, all databases together.
+    pub(crate) fn gathered(&self) -> &Gathered {
+        &self.shared.gathered
+    }
+
+    /// What this process calls the next database at a location: a save may come as several requests, each of which writes
+    /// one.
+    pub(crate) fn process(&self, location: &str) -> String {
+        let process: String = {
+            let given = self.shared.config.process.chars();
+            given.filter(char::is_ascii_alphanumeric).collect()
+        };
+        // Whole after any panic.
+        let named = self.shared.named.lock();
+        let mut named = named.unwrap_or_else(PoisonError::into_inner);
+        let known = named.iter().position(|(known, _)| known == location);
+        let count = known.and_then(|at| named.remove(at)).map_or(0, |(_, n)| n);
+        if named.len() == MAX_NAMED {
+            named.pop_front();
+        }
+        named.push_back((location.to_owned(), count + 1));
+        match count {
+            0 => process,
+            number => format!("{process}n{number}"),
+        }
     }
 
     /// Runs CPU work on a blocking thread, when one of the engine's is free. Dropping the future does not stop work begun.

@@ -6,6 +6,7 @@
 //! | [`persistence`] | the JSON by which a client asks for arrays to be written and read |
 //! | [`zarr`] | the formats on the bucket, zarr v2 and v3, bytes only |
 //! | [`Engine`] | one process's limits; [`Engine::save`] and [`Engine::restore`] do the work |
+//! | [`Saving`] | one save under way, in one of four [`Layout`]s |
 //! | [`Checkpoint`] | an open checkpoint: its arrays in whatever format and place, chunk by chunk, and its other files |
 //!
 //! A worker reads a request with [`persistence::parse`], lays each array over its devices with [`Sharding`], and hands the
@@ -59,6 +60,7 @@ mod checkpoint;
 mod database;
 mod engine;
 mod error;
+mod layout;
 pub mod persistence;
 mod restore;
 mod save;
@@ -72,6 +74,7 @@ pub use checkpoint::{
 pub use database::{Database, Objects};
 pub use engine::{Config, Engine, Room, Totals, within};
 pub use error::{Error, Result};
+pub use layout::Layout;
 pub use restore::RestoreArray;
-pub use save::{Cut, Elements, SaveArray};
+pub use save::{Cut, Elements, SaveArray, Saving};
 pub use sharding::{IndexDomain, Sharding};

@@ -1,6 +1,7 @@
 //! Saving: the pieces of one array that this process holds, to the chunks they make up.
 //!
-//! What is written is zarr v2 or v3, as [`Config::format`](crate::Config::format) says; in v3 every chunk is a shard of one.
+//! What is written is zarr v2 or v3, as objects or in an OCDBT database, as [`Config::format`](crate::Config::format) says; in
+//! v3 every chunk is a shard of one.
 //! The chunk grid of an array is chosen once for all who write it; by default it is the nominal shard shape
 //! ([`SaveArray::sharded`]) or a part of that, so that every piece is one chunk or several and no two processes write one
 //! object. A chunk that runs over the array's edge is padded with zeros. The metadata is the same whoever
@@ -10,6 +11,7 @@ mod cut;
 mod elements;
 mod held;
 mod plan;
+mod saving;
 
 use std::sync::Arc;
 
@@ -21,7 +23,9 @@ use waystation_proto::xla::PrimitiveType;
 pub use self::cut::Cut;
 pub use self::elements::Elements;
 use self::plan::{Job, Plan};
-use crate::engine::{Engine, Files, Folder, Purpose, Room, Root};
+pub use self::saving::Saving;
+use self::saving::Target;
+use crate::engine::{Engine, Room};
 use crate::sharding::{IndexDomain, Sharding};
 use crate::zarr::{ChunkIndex, Codec, DType};
 use crate::{Error, Result};
@@ -88,10 +92,10 @@ impl Engine {
         pieces: Vec<(IndexDomain, Bytes)>,
         writes_metadata: bool,
     ) -> Result<u64> {
-        let plan = Plan::new(self.format(), array, pieces, writes_metadata)?;
-        let root = self.open_root(&array.location, Purpose::Write).await?;
-        let folder = Folder::new(root, &array.name, Files::Objects)?;
-        self.write(folder, plan, None).await
+        let saving = self.saving();
+        let bytes = saving.save(array, pieces, writes_metadata).await?;
+        saving.finish().await?;
+        Ok(bytes)
     }
 
     /// As [`Engine::save`], to an open bucket; the array's location is used for messages only.
@@ -105,32 +109,30 @@ impl Engine {
         pieces: Vec<(IndexDomain, Bytes)>,
         writes_metadata: bool,
     ) -> Result<u64> {
-        let plan = Plan::new(self.format(), array, pieces, writes_metadata)?;
-        let root = Root::new(bucket, Default::default(), &array.location);
-        let folder = Folder::new(root, &array.name, Files::Objects)?;
-        self.write(folder, plan, None).await
+        let saving = self.saving_in(bucket, &array.location);
+        let bytes = saving.save(array, pieces, writes_metadata).await?;
+        saving.finish().await?;
+        Ok(bytes)
     }
 
     /// `room`: what the plan's pieces hold, where the caller's bytes are counted.
-    async fn write(&self, folder: Folder, plan: Plan, room: Option<Arc<Room>>) -> Result<u64> {
+    async fn write(&self, target: Target, plan: Plan, room: Option<Arc<Room>>) -> Result<u64> {
         let plan = Arc::new(plan);
         let jobs = plan.jobs();
         let job = {
             let (engine, plan) = (self.clone(), Arc::clone(&plan));
             move |job| {
-                let (engine, plan, folder) = (engine.clone(), Arc::clone(&plan), folder.clone());
+                let (engine, plan, target) = (engine.clone(), Arc::clone(&plan), target.clone());
                 let room = room.clone();
                 async move {
                     match job {
                         Job::Metadata => {
                             let file = plan.metadata.format.metadata_file();
                             let encoded = plan.encoded.clone().into();
-                            engine
-                                .put(&folder.root, &folder.object(file), encoded)
-                                .await
+                            target.put(&engine, file, encoded).await
                         }
                         Job::Chunk { piece, chunk } => {
-                            engine.write_chunk(&folder, plan, piece, chunk, room).await
+                            engine.write_chunk(&target, plan, piece, chunk, room).await
                         }
                     }
                 }
@@ -145,12 +147,13 @@ impl Engine {
 
     async fn write_chunk(
         &self,
-        folder: &Folder,
+        target: &Target,
         plan: Arc<Plan>,
         piece: usize,
         chunk: ChunkIndex,
         piece_room: Option<Arc<Room>>,
     ) -> Result<u64> {
+        let folder = &target.folder;
         let file = plan.metadata.keys.key(&chunk);
         // Room for the chunk cut out of its piece, where that is not the same, and for the chunk as stored.
         let cut = if plan.is_whole_chunk(piece) {
@@ -183,6 +186,6 @@ impl Engine {
             bytes,
             purpose: "compressing a chunk",
         })?;
-        self.put(&folder.root, &folder.object(&file), encoded).await
+        target.put(self, &file, encoded).await
     }
 }

@@ -5,16 +5,17 @@ use std::sync::Arc;
 use object_store::PutPayload;
 
 use super::plan::Plan;
-use super::{Elements, SaveArray};
-use crate::engine::{Engine, Files, Folder, Purpose, Room};
+use super::saving::Target;
+use super::{Elements, SaveArray, Saving};
+use crate::engine::{Engine, Room};
 use crate::sharding::IndexDomain;
 use crate::{Error, Result};
 
 /// What compressing a part takes beside the part and what becomes of it.
 const PART_BYTES: usize = 2 << 20;
 
-impl Engine {
-    /// As [`Engine::save`] of one piece without the metadata, for which the caller has taken room
+impl Saving {
+    /// As [`Saving::save`] of one piece without the metadata, for which the caller has taken room
     /// ([`Engine::room_for_piece`]): it is given back when the piece has been written. The parts of a piece that is one chunk ([`SaveArray::cut`]) are let go
     /// of as they are compressed.
     ///
@@ -32,24 +33,44 @@ impl Engine {
             return Ok(0);
         }
         plan.check(&array.name, domain, elements.len())?;
-        let root = self.open_root(&array.location, Purpose::Write).await?;
-        let folder = Folder::new(root, &array.name, Files::Objects)?;
+        let (engine, target) = (&self.engine, self.target(array).await?);
         if plan.stores_as_it_is(domain) {
-            return self.write_held(&folder, plan, domain, elements, room).await;
+            let written = engine.write_held(&target, plan, domain, elements, room);
+            return written.await;
         }
         let pieces = vec![(domain.clone(), elements.joined())];
         let plan = Plan::new(self.format(), array, pieces, false)?;
-        self.write(folder, plan, Some(room)).await
+        engine.write(target, plan, Some(room)).await
+    }
+}
+
+impl Engine {
+    /// As [`Saving::save_held`], as a save of its own.
+    ///
+    /// # Errors
+    /// As [`Saving::save_held`].
+    pub async fn save_held(
+        &self,
+        array: &SaveArray,
+        domain: &IndexDomain,
+        elements: Elements,
+        room: Arc<Room>,
+    ) -> Result<u64> {
+        let saving = self.saving();
+        let bytes = saving.save_held(array, domain, elements, room).await?;
+        saving.finish().await?;
+        Ok(bytes)
     }
 
     async fn write_held(
         &self,
-        folder: &Folder,
+        target: &Target,
         plan: Plan,
         domain: &IndexDomain,
         elements: Elements,
         room: Arc<Room>,
     ) -> Result<u64> {
+        let folder = &target.folder;
         let chunk = plan.metadata.grid.chunks_of(domain).next();
         let file = plan.metadata.keys.key(&chunk.unwrap_or_default());
         let codec = plan.metadata.codec;
@@ -72,6 +93,6 @@ impl Engine {
             bytes,
             purpose: "compressing a chunk",
         })?;
-        self.put(&folder.root, &folder.object(&file), encoded).await
+        target.put(self, &file, encoded).await
     }
 }

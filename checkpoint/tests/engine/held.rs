@@ -32,7 +32,7 @@ async fn pieces_in_parts_are_the_same_objects() {
         let array = Array::new(dims);
         for format in [Format::Zarr2, Format::Zarr3] {
             let engine = Engine::new(Config {
-                format,
+                format: format.into(),
                 // Less than one piece.
                 host_memory_bytes: 4096,
                 ..Config::default()

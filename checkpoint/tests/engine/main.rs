@@ -11,6 +11,7 @@ mod databases;
 mod held;
 mod layout;
 mod round_trip;
+mod saving;
 mod shard_damage;
 mod sharded;
 mod shards;

@@ -1,7 +1,9 @@
 //! Arrays to test with.
 
 use bytes::Bytes;
-use waystation_checkpoint::{Config, Engine, IndexDomain, RestoreArray, SaveArray, zarr::Format};
+use waystation_checkpoint::{
+    Config, Engine, IndexDomain, Layout, RestoreArray, SaveArray, zarr::Format,
+};
 use waystation_proto::xla::PrimitiveType;
 
 /// A global array of 2-byte elements (bf16), each different from its neighbours.
@@ -54,9 +56,9 @@ pub(crate) fn engine() -> Engine {
     engine_of(Format::Zarr2)
 }
 
-pub(crate) fn engine_of(format: Format) -> Engine {
+pub(crate) fn engine_of(layout: impl Into<Layout>) -> Engine {
     Engine::new(Config {
-        format,
+        format: layout.into(),
         host_memory_bytes: 1 << 20,
         requests: 8,
         threads: 2,

@@ -13,7 +13,8 @@ use std::process::Command;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use waystation_checkpoint::{
-    Config, Engine, IndexDomain, RestoreArray, SaveArray, zarr::Codec, zarr::DType, zarr::Format,
+    Config, Engine, IndexDomain, Layout, RestoreArray, SaveArray, Saving, zarr::Codec, zarr::DType,
+    zarr::Format,
 };
 use waystation_proto::xla::PrimitiveType;
 
@@ -26,6 +27,8 @@ struct Item {
     location: String,
     #[serde(default)]
     zarr3: bool,
+    #[serde(default)]
+    ocdbt: bool,
 }
 
 fn python() -> PathBuf {
@@ -81,60 +84,97 @@ fn rows(bytes: &[u8], row: usize, from: i64, to: i64) -> Bytes {
     Bytes::copy_from_slice(&bytes[from as usize * row..to as usize * row])
 }
 
-/// Saves an array in row pieces of the chunk's height, by two savers that share nothing.
-async fn save(
-    format: Format,
-    folder: &Path,
-    name: &str,
-    dtype: DType,
-    dims: &[i64],
-    chunks: &[i64],
-    codec: Option<Codec>,
-) -> Item {
-    let count = dims.iter().product::<i64>() as usize;
-    let bytes = elements(dtype, count);
-    let array = SaveArray {
-        location: folder.join("arrays").to_str().unwrap().to_owned(),
-        name: name.to_owned(),
-        dtype: dtype.primitive(),
-        dims: dims.to_vec(),
-        chunks: chunks.to_vec(),
-        codec,
-    };
-    let mut pieces = Vec::new();
-    if let (Some(&height), Some(&chunk)) = (dims.first(), chunks.first()) {
-        let row = bytes.len().checked_div(height as usize).unwrap_or(0);
-        let mut at = 0;
-        while at < height {
-            let end = height.min(at + chunk);
-            let mut domain = IndexDomain::whole(dims);
-            (domain.origin[0], domain.shape[0]) = (at, end - at);
-            pieces.push((domain, rows(&bytes, row, at, end)));
-            at = end;
+/// Two processes that share nothing, and where they save.
+struct Savers {
+    layout: Layout,
+    folder: PathBuf,
+    location: String,
+    engines: [Engine; 2],
+    savings: [Saving; 2],
+}
+
+impl Savers {
+    fn new(layout: Layout, folder: &Path, location: &str) -> Self {
+        let engines = ["w0", "s1w0"].map(|process| {
+            Engine::new(Config {
+                format: layout,
+                process: process.to_owned(),
+                ..Config::default()
+            })
+        });
+        Self {
+            layout,
+            folder: folder.to_owned(),
+            location: location.to_owned(),
+            savings: [engines[0].saving(), engines[1].saving()],
+            engines,
         }
-    } else {
-        pieces.push((IndexDomain::whole(dims), Bytes::from(bytes.clone())));
     }
-    let second = pieces.split_off(pieces.len() / 2);
-    for (pieces, metadata) in [(pieces, true), (second, false)] {
-        let config = Config {
-            format,
-            ..Config::default()
+
+    /// What comes is another request.
+    async fn next_request(&mut self) {
+        for (engine, saving) in self.engines.iter().zip(&mut self.savings) {
+            std::mem::replace(saving, engine.saving())
+                .finish()
+                .await
+                .unwrap();
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.join(&self.location)
+    }
+
+    /// Saves an array in row pieces of the chunk's height, half by each process.
+    async fn save(
+        &self,
+        name: &str,
+        dtype: DType,
+        dims: &[i64],
+        chunks: &[i64],
+        codec: Option<Codec>,
+    ) -> Item {
+        let count = dims.iter().product::<i64>() as usize;
+        let bytes = elements(dtype, count);
+        let array = SaveArray {
+            location: self.path().to_str().unwrap().to_owned(),
+            name: name.to_owned(),
+            dtype: dtype.primitive(),
+            dims: dims.to_vec(),
+            chunks: chunks.to_vec(),
+            codec,
         };
-        Engine::new(config)
-            .save(&array, pieces, metadata)
-            .await
-            .unwrap();
-    }
-    let mut raw = bytes;
-    dtype.clear_padding(&mut raw);
-    std::fs::write(folder.join("raw").join(format!("{name}.bin")), raw).unwrap();
-    Item {
-        name: name.to_owned(),
-        dtype: dtype.primitive().as_str_name().to_owned(),
-        dims: dims.to_vec(),
-        location: String::new(),
-        zarr3: format == Format::Zarr3,
+        let mut pieces = Vec::new();
+        if let (Some(&height), Some(&chunk)) = (dims.first(), chunks.first()) {
+            let row = bytes.len().checked_div(height as usize).unwrap_or(0);
+            let mut at = 0;
+            while at < height {
+                let end = height.min(at + chunk);
+                let mut domain = IndexDomain::whole(dims);
+                (domain.origin[0], domain.shape[0]) = (at, end - at);
+                pieces.push((domain, rows(&bytes, row, at, end)));
+                at = end;
+            }
+        } else {
+            pieces.push((IndexDomain::whole(dims), Bytes::from(bytes.clone())));
+        }
+        let second = pieces.split_off(pieces.len() / 2);
+        let parts = [(pieces, true), (second, false)];
+        for (saving, (pieces, metadata)) in self.savings.iter().zip(parts) {
+            saving.save(&array, pieces, metadata).await.unwrap();
+        }
+        let mut raw = bytes;
+        dtype.clear_padding(&mut raw);
+        let file = self.folder.join("raw").join(format!("{name}.bin"));
+        std::fs::write(file, raw).unwrap();
+        Item {
+            name: name.to_owned(),
+            dtype: dtype.primitive().as_str_name().to_owned(),
+            dims: dims.to_vec(),
+            location: self.location.clone(),
+            zarr3: self.layout.format() == Format::Zarr3,
+            ocdbt: self.layout.is_ocdbt(),
+        }
     }
 }
 
@@ -144,7 +184,8 @@ async fn tensorstore_and_orbax_read_what_is_written_here() {
     let folder = folder.path();
     std::fs::create_dir(folder.join("raw")).unwrap();
     let mut listed = Vec::new();
-    for (format, version) in [(Format::Zarr2, 2), (Format::Zarr3, 3)] {
+    for layout in Layout::ALL {
+        let mut savers = Savers::new(layout, folder, layout.name());
         for dtype in DType::all() {
             let name = dtype.primitive().as_str_name();
             // Uneven: the last chunk runs over the edge, in both dimensions in the second case.
@@ -154,15 +195,41 @@ async fn tensorstore_and_orbax_read_what_is_written_here() {
                 ("scalar", &[], &[], None),
                 ("empty", &[0, 3], &[0, 3], None),
             ] {
-                let name = format!("{name}.{kind}.{version}");
-                listed.push(save(format, folder, &name, dtype, dims, chunks, codec).await);
+                let name = format!("{name}.{kind}.{layout}");
+                listed.push(savers.save(&name, dtype, dims, chunks, codec).await);
             }
         }
+        // Of each array, and of what an OCDBT tree does not hold: a request of its own, as older clients send them.
         for primitive in [PrimitiveType::F32, PrimitiveType::Bf16, PrimitiveType::S32] {
+            savers.next_request().await;
             let dtype = DType::of(primitive).unwrap();
-            let name = format!("orbax{version}.{}", primitive.as_str_name());
-            listed.push(save(format, folder, &name, dtype, &[16, 6], &[5, 3], None).await);
+            let name = format!("orbax.{layout}.{}", primitive.as_str_name());
+            let chunks = if primitive == PrimitiveType::F32 {
+                [500, 300]
+            } else {
+                [5, 3]
+            };
+            let dims = chunks.map(|extent| 2 * extent);
+            listed.push(savers.save(&name, dtype, &dims, &chunks, None).await);
         }
+        savers.next_request().await;
+    }
+    for (layout, location) in [
+        (Layout::OcdbtZarr2, "merged2"),
+        (Layout::OcdbtZarr3, "merged3"),
+    ] {
+        let mut savers = Savers::new(layout, folder, location);
+        let dtype = DType::of(PrimitiveType::F32).unwrap();
+        let saved = savers.save(location, dtype, &[300, 20], &[200, 20], None);
+        listed.push(saved.await);
+        savers.next_request().await;
+        let location = savers.path();
+        let location = location.to_str().unwrap();
+        let keys = savers.engines[0].merge_children(location).await.unwrap();
+        assert_eq!(keys, 3);
+        // What is merged already is so after another merge too.
+        let keys = savers.engines[0].merge_children(location).await.unwrap();
+        assert_eq!(keys, 3);
     }
     std::fs::write(
         folder.join("list.json"),

@@ -3,7 +3,7 @@
     peer.py read FOLDER    reads what Waystation wrote and holds it against the raw elements beside it
     peer.py write FOLDER   writes what Waystation is to read, and the raw elements beside it
 
-FOLDER/list.json says what Waystation wrote: [{"name", "dtype", "dims", "zarr3"}]; FOLDER/raw/NAME.bin are the elements of array
+FOLDER/list.json says what Waystation wrote: [{"name", "dtype", "dims", "location", "zarr3", "ocdbt"}]; FOLDER/raw/NAME.bin are the elements of array
 NAME, dense and row-major, one byte an element for types narrower than that. `write` makes the same files.
 """
 
@@ -83,41 +83,71 @@ def open_zarr(path: pathlib.Path, zarr3: bool = False, **more):
 
 def read(folder: pathlib.Path) -> None:
     listed = json.loads((folder / "list.json").read_text())
+    layouts = {}
     for item in listed:
-        store = open_zarr(folder / "arrays" / item["name"], item["zarr3"], open=True)
-        assert store.dtype.numpy_dtype == np.dtype(DTYPES[item["dtype"]]), (item, store.dtype)
-        assert list(store.shape) == item["dims"], (item, store.shape)
-        found = raw(store.read().result(), item["dtype"])
-        assert found == (folder / "raw" / f"{item['name']}.bin").read_bytes(), item
-    for zarr3 in (False, True):
-        read_orbax(folder, zarr3, [item for item in listed if item["name"].startswith(f"orbax{2 + zarr3}.")])
+        layouts.setdefault((item["location"], item["zarr3"], item["ocdbt"]), []).append(item)
+    for (location, zarr3, ocdbt), items in layouts.items():
+        if ocdbt and not (folder / location / "manifest.ocdbt").exists():
+            read_orbax(folder, location, zarr3, ocdbt, items)
+            merge(folder / location, zarr3)
+        elif not location.startswith("merged"):
+            read_orbax(folder, location, zarr3, ocdbt, items)
+        context = ts.Context()
+        for item in items:
+            kvstore = {"driver": "ocdbt", "base": f"file://{folder / location}/", "path": f"{item['name']}/"}
+            spec = {"kvstore": kvstore} if ocdbt else {}
+            store = open_zarr(folder / location / item["name"], zarr3, open=True, spec=spec, context=context)
+            assert store.dtype.numpy_dtype == np.dtype(DTYPES[item["dtype"]]), (item, store.dtype)
+            assert list(store.shape) == item["dims"], (item, store.shape)
+            found = raw(store.read().result(), item["dtype"])
+            assert found == (folder / "raw" / f"{item['name']}.bin").read_bytes(), item
     print(f"read {len(listed)} arrays")
 
 
-def read_orbax(folder: pathlib.Path, zarr3: bool, listed) -> None:
+def merge(location: pathlib.Path, zarr3: bool) -> None:
+    """As Orbax does when all processes have saved; with its checks."""
+    import asyncio
+
+    from etils import epath
+    from orbax.checkpoint._src.serialization import ocdbt_utils, tensorstore_utils
+
+    context = tensorstore_utils.get_ts_context(use_ocdbt=True)
+    asyncio.run(ocdbt_utils.merge_ocdbt_per_process_files(epath.Path(location), context, zarr3))
+
+
+def read_orbax(folder: pathlib.Path, location: str, zarr3: bool, ocdbt: bool, listed) -> None:
     """Waystation's arrays as the leaves of a checkpoint, as the Pathways handler leaves them: no `_sharding` beside."""
     import jax
     import orbax.checkpoint as ocp
 
+    listed = [item for item in listed if item["name"].startswith("orbax.")]
     assert listed
-    step = folder / f"orbax_step{2 + zarr3}"
-    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=zarr3)
-    tree = {item["name"].partition(".")[2]: np.zeros(item["dims"], DTYPES[item["dtype"]]) for item in listed}
+    step = folder / f"step_{location}"
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=ocdbt, use_zarr3=zarr3)
+    tree = {item["name"]: np.zeros(item["dims"], DTYPES[item["dtype"]]) for item in listed}
     with ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(step, {name: jax.numpy.asarray(value) for name, value in tree.items()})
+        if ocdbt:
+            for old in [*step.glob("ocdbt.process_*"), step / "d"]:
+                shutil.rmtree(old)
+            (step / "manifest.ocdbt").unlink()
+            for child in (folder / location).glob("ocdbt.process_*"):
+                shutil.copytree(child, step / child.name)
+            merge(step, zarr3)
         for item in listed:
-            name = item["name"].partition(".")[2]
-            written = {file.relative_to(step / name) for file in (step / name).rglob("*") if file.is_file()}
-            assert pathlib.Path("zarr.json" if zarr3 else ".zarray") in written, written
-            shutil.rmtree(step / name)
-            shutil.copytree(folder / "arrays" / item["name"], step / name)
+            name = item["name"]
+            if not ocdbt:
+                written = {file.relative_to(step / name) for file in (step / name).rglob("*") if file.is_file()}
+                assert pathlib.Path("zarr.json" if zarr3 else ".zarray") in written, written
+                shutil.rmtree(step / name)
+                shutil.copytree(folder / location / name, step / name)
         mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2), ("x", "y"))
         spec = jax.sharding.PartitionSpec("y", "x")
         sharding = jax.sharding.NamedSharding(mesh, spec)
         args = {name: ocp.ArrayRestoreArgs(sharding=sharding, global_shape=value.shape) for name, value in tree.items()}
         restored = checkpointer.restore(step, item=tree, restore_args=args)
     for item in listed:
-        found = restored[item["name"].partition(".")[2]]
+        found = restored[item["name"]]
         assert found.sharding == sharding
         assert raw(np.asarray(found), item["dtype"]) == (folder / "raw" / f"{item['name']}.bin").read_bytes(), item
 

@@ -16,7 +16,7 @@ use crate::reader::{Database, List, Source};
 pub struct Merged {
     /// Keys, each counted once.
     pub keys: u64,
-    /// Keys that several databases have, with the same value inline.
+    /// Keys that several databases have, with the same value inline or at the same place.
     pub repeated: u64,
 }
 
@@ -26,10 +26,14 @@ pub struct Merged {
 /// [keeps](crate::Limits::kept_bytes), which serves nothing here.
 ///
 /// # Errors
-/// A database that cannot be read; a key that two of them have, unless both hold the same value inline.
-pub async fn merge<S: Source>(databases: &[Database<S>], into: &mut Builder) -> Result<Merged> {
+/// A database that cannot be read; a key that two of them have, unless both hold the same value inline or
+/// refer to the same place.
+pub async fn merge<'a, S: Source + 'a>(
+    databases: impl IntoIterator<Item = &'a Database<S>>,
+    into: &mut Builder,
+) -> Result<Merged> {
     let mut lists: Vec<List<'_, S>> = databases
-        .iter()
+        .into_iter()
         .map(|database| database.list(&[]))
         .collect();
     let mut values: Vec<Option<Value>> = vec![None; lists.len()];
@@ -46,8 +50,8 @@ pub async fn merge<S: Source>(databases: &[Database<S>], into: &mut Builder) -> 
         advance(&mut lists[index], index, &mut values, &mut heads).await?;
         match &last {
             Some((last, before)) if *last == key => {
-                let same = matches!(value, Value::Inline(_)) && *before == value;
-                if !same {
+                // The same place counts too: one of the databases may be a merge of others.
+                if *before != value {
                     return Err(Error::Conflict { key: shown(&key) });
                 }
                 merged.repeated += 1;
