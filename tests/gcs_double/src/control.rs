@@ -60,6 +60,8 @@ struct Limits {
     paced: Option<bool>,
     #[serde(default)]
     page: Option<usize>,
+    #[serde(default)]
+    latency_ms: Option<u64>,
 }
 
 pub(crate) fn serve(state: &mut State, call: &Call) -> Reply {
@@ -118,6 +120,8 @@ fn obey(state: &mut State, call: &Call) -> Result<Reply, Refusal> {
         ("POST", ["limits"]) => {
             let limits: Limits = order(call)?;
             state.page = limits.page.or(state.page);
+            let latency = limits.latency_ms.map(Duration::from_millis);
+            state.latency = latency.unwrap_or(state.latency);
             for bucket in state.buckets.values_mut() {
                 bucket.paced = limits.paced.unwrap_or(bucket.paced);
             }

@@ -17,6 +17,9 @@ pub struct Fault {
     /// How often; none: until cleared.
     #[serde(default)]
     pub times: Option<u64>,
+    /// So many requests that it fits are let through first.
+    #[serde(default)]
+    pub after: u64,
 }
 
 /// What a fault does.
@@ -31,6 +34,8 @@ pub enum Kind {
     CutBody,
     /// The deed is done, and the connection breaks before the answer.
     LoseAnswer,
+    /// The deed is done, and the answer comes so many milliseconds late.
+    Slow(u64),
 }
 
 impl Fault {
@@ -41,6 +46,7 @@ impl Fault {
             method: None,
             path: None,
             times: None,
+            after: 0,
         }
     }
 
@@ -68,6 +74,11 @@ impl Fault {
         }
     }
 
+    /// Only once so many have been let through.
+    pub fn after(self, after: u64) -> Fault {
+        Fault { after, ..self }
+    }
+
     fn fits(&self, method: &str, target: &str) -> bool {
         self.times != Some(0)
             && self.method.as_deref().is_none_or(|wanted| wanted == method)
@@ -93,10 +104,33 @@ impl Faults {
 
     /// The fault that strikes this request.
     pub(crate) fn strike(&mut self, method: &str, target: &str) -> Option<Kind> {
-        let fault = self.0.iter_mut().find(|fault| fault.fits(method, target))?;
-        if let Some(times) = &mut fault.times {
-            *times -= 1;
+        for fault in self.0.iter_mut().filter(|one| one.fits(method, target)) {
+            if fault.after > 0 {
+                fault.after -= 1;
+                continue;
+            }
+            if let Some(times) = &mut fault.times {
+                *times -= 1;
+            }
+            return Some(fault.kind);
         }
-        Some(fault.kind)
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_lets_some_through_and_strikes_so_often() {
+        let mut faults = Faults::default();
+        faults.order(Fault::of(Kind::Status(500)).on("PUT").after(1).times(2));
+        faults.order(Fault::of(Kind::Slow(5)).at("/late"));
+        let struck: Vec<_> = (0..4).map(|_| faults.strike("PUT", "/b/a")).collect();
+        let status = Some(Kind::Status(500));
+        assert_eq!(struck, [None, status, status, None]);
+        assert_eq!(faults.strike("GET", "/b/a"), None);
+        assert_eq!(faults.strike("PUT", "/b/late"), Some(Kind::Slow(5)));
     }
 }

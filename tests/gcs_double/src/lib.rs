@@ -8,7 +8,7 @@
 //! * lifecycle rules, validated, and executed under a clock that tests move, up to 24 hours late;
 //! * permissions that say no (403), by token or for all; tokens that expire (401), with a metadata server to get more;
 //! * rate limits: one write a second to one object name, one update a second to one bucket (429);
-//! * faults on order: statuses, silence, answers cut in mid-body, answers lost after the deed.
+//! * faults on order: statuses, silence, answers cut in mid-body, lost after the deed, or late; latency of all answers.
 //!
 //! | module | holds |
 //! | --- | --- |

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
 use axum::extract::{Request, State as Shared};
@@ -45,7 +46,7 @@ pub(crate) async fn serve(Shared(server): Shared<Server>, request: Request) -> R
     if call.path.first().is_some_and(|first| first == "_double") {
         return control::serve(&mut server.state(), &call).into_response();
     }
-    let (fault, reply) = {
+    let (fault, latency, reply) = {
         let mut state = server.state();
         let fault = state.faults.strike(&method, &target);
         let reply = match fault {
@@ -60,8 +61,15 @@ pub(crate) async fn serve(Shared(server): Shared<Server>, request: Request) -> R
             target,
             status,
         });
-        (fault, reply)
+        (fault, state.latency, reply)
     };
+    let late = match fault {
+        Some(Kind::Slow(milliseconds)) => Duration::from_millis(milliseconds),
+        _ => Duration::ZERO,
+    };
+    if !(late + latency).is_zero() {
+        tokio::time::sleep(late + latency).await;
+    }
     let Some(reply) = reply else {
         return std::future::pending().await;
     };

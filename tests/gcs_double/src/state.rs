@@ -32,6 +32,8 @@ pub(crate) struct State {
     pub(crate) patches: Vec<String>,
     /// Entries of a list's page at most.
     pub(crate) page: Option<usize>,
+    /// How late every answer comes.
+    pub(crate) latency: Duration,
     last_id: u64,
 }
 
