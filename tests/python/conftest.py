@@ -75,6 +75,23 @@ def wait_for(condition, seconds, what):
 CLIENT_ENVIRONMENT = {"PYTHONPATH": f"{CLIENTS}:{CLIENTS.parent}", "PYTHONUNBUFFERED": "1"}
 
 
+# JAX's types of 64 bits are on.
+X64 = {"JAX_ENABLE_X64": "1"}
+
+
+def run_plainly(arguments, environment=None, devices=4, timeout=600):
+    """Runs a client on plain JAX, on its own CPU backend, with nothing of Waystation; gives (status, output)."""
+    environment = {
+        **base_environment(), **CLIENT_ENVIRONMENT, **X64, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices),
+        **(environment or {}),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)], env=environment, text=True, timeout=timeout,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
 class Checks:
     """What the checks of one run of a client program came to."""
 

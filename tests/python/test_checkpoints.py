@@ -5,14 +5,9 @@ restored by plain Orbax in a process that knows nothing of Waystation, and by ot
 """
 
 import json
-import subprocess
-import sys
 
 import pytest
-from conftest import CLIENT_ENVIRONMENT, CLIENTS, Checks, base_environment
-
-# Every dtype is about 64 bits, too.
-X64 = {"JAX_ENABLE_X64": "1"}
+from conftest import CLIENTS, X64, Checks, run_plainly
 
 FIXTURES = [
     *(f"{prefix}{layout}" for prefix in ("", "chunked/", "raw/") for layout in ("zarr2", "zarr2_ocdbt", "zarr3", "zarr3_ocdbt")),
@@ -42,19 +37,6 @@ def test_workers_restore_what_orbax_wrote(restored, shape, name):
 
 def test_every_fixture_is_a_case(checkpoints):
     assert set(FIXTURES) == set(checkpoints[1])
-
-
-def plainly(program, **environment):
-    """Runs a client program on plain JAX, with four devices of its CPU backend and nothing of Waystation."""
-    environment = {
-        **base_environment(), **CLIENT_ENVIRONMENT, **X64, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4",
-        **environment,
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, CLIENTS / program], env=environment, text=True, timeout=600,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    return Checks(done.returncode, done.stdout)
 
 
 # Orbax's ways to save, and the format that each needs of the workers.
@@ -88,7 +70,7 @@ def read_plainly(saved):
     def get(way, shape, checkpoint_format):
         key = (way, shape, checkpoint_format)
         if key not in done:
-            done[key] = plainly("plain.py", SCRATCH=str(saved(*key)))
+            done[key] = Checks(*run_plainly([CLIENTS / "plain.py"], {"SCRATCH": str(saved(*key))}))
         return done[key]
 
     return get

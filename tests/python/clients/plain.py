@@ -11,13 +11,14 @@ import sys
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 from harness import check, main
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 sys.path.append(str(pathlib.Path(__file__).parents[1]))
 from checkpoint_fixtures import data_of, name_of  # noqa: E402
 
-SCRATCH = pathlib.Path(os.environ["SCRATCH"])
+SCRATCH = epath.Path(os.environ["SCRATCH"])
 EXPECTED = json.loads((SCRATCH / "expected.json").read_text())
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pathwaysutils
+from etils import epath
 from harness import NATIVE, check, main, raises, status
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
@@ -21,7 +22,7 @@ pathwaysutils.initialize()
 sys.path.append(str(pathlib.Path(__file__).parents[1]))
 from checkpoint_fixtures import data_of, name_of  # noqa: E402
 
-CHECKPOINTS = pathlib.Path(os.environ["CHECKPOINTS"])
+CHECKPOINTS = epath.Path(os.environ["CHECKPOINTS"])
 EXPECTED = json.loads((CHECKPOINTS / "expected.json").read_text())
 # What the client's request to read can name.
 NAMED = {"bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}

@@ -8,16 +8,15 @@ import os
 import pathlib
 import sys
 
-import jax
-import numpy as np
 import orbax.checkpoint as ocp
 import pathwaysutils
+from etils import epath
 
 pathwaysutils.initialize()
 sys.path.append(str(pathlib.Path(__file__).parents[1]))
 from checkpoint_fixtures import described, main_tree  # noqa: E402
 
-SCRATCH = pathlib.Path(os.environ["SCRATCH"])
+SCRATCH = epath.Path(os.environ["SCRATCH"])
 
 
 def pytree(folder, tree, **options):

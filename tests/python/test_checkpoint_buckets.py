@@ -1,0 +1,84 @@
+"""Checkpoints on buckets: the workers speak XML to the double, Orbax's TensorStore and gcsfs JSON; both mean one store."""
+
+import json
+from urllib.parse import unquote
+
+import gcs
+import pytest
+from conftest import CLIENTS, X64, Checks, Cluster, run_plainly
+from gcs import order
+
+BUCKET = "gs://shared/team"
+
+
+@pytest.fixture(scope="module")
+def double(tmp_path_factory):
+    with gcs.double(tmp_path_factory.mktemp("double"), "shared") as url:
+        # Orbax writes one object several times a second.
+        order(url, "limits", paced=False)
+        yield url
+
+
+@pytest.fixture(scope="module")
+def on_double(double, tmp_path_factory):
+    """A cluster for each format, of two workers that find the double."""
+    running = {}
+
+    def get(checkpoint_format="zarr2"):
+        if checkpoint_format not in running:
+            flags = [] if checkpoint_format == "zarr2" else [f"--checkpoint_format={checkpoint_format}"]
+            folder = tmp_path_factory.mktemp(f"cluster-{checkpoint_format}")
+            environment = gcs.server_environment(double)
+            running[checkpoint_format] = Cluster(
+                folder, "--workers=2", "--devices_per_worker=4", *flags, environment=environment
+            )
+        return running[checkpoint_format]
+
+    yield get
+    for cluster in running.values():
+        cluster.stop()
+
+
+def environment_of(double):
+    """Of a client whose Orbax finds the double, whatever its platform."""
+    found = {**gcs.client_environment(double), **X64}
+    del found["JAX_PLATFORMS"]
+    return found
+
+
+def name_in(folder, double):
+    """The one checkpoint that is listed in the folder's expected.json."""
+    code = f"from etils import epath; print(epath.Path('{folder}/expected.json').read_text())"
+    status, output = run_plainly(["-c", code], environment_of(double))
+    assert status == 0, output[-3000:]
+    (name,) = json.loads(output.splitlines()[-1])
+    return name
+
+
+# Orbax's ways to save, and the format that each needs of the workers.
+WAYS = {"pytree_zarr2": "zarr2"}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_plain_orbax_restores_from_a_bucket_what_workers_wrote(double, on_double, way):
+    folder = f"{BUCKET}/ours-{way}"
+    environment = {**environment_of(double), "SCRATCH": folder}
+    status, output = on_double(WAYS[way]).run_client([CLIENTS / "saving.py", way], env=environment)
+    assert status == 0, output[-3000:]
+    Checks(*run_plainly([CLIENTS / "plain.py"], environment)).judge(name_in(folder, double))
+    # The workers' requests were the XML API's.
+    written = [unquote(call["target"]) for call in order(double, "log", "GET") if call["method"] == "PUT"]
+    assert any(target.startswith(f"/shared/team/ours-{way}/") for target in written), written[:5]
+
+
+@pytest.mark.parametrize("way", ["pytree_zarr2", "pytree", "standard", "manager"])
+def test_workers_restore_from_a_bucket_what_plain_orbax_wrote(double, on_double, way):
+    folder = f"{BUCKET}/theirs-{way}"
+    environment = environment_of(double)
+    status, output = run_plainly([CLIENTS / "saving.py", way], {**environment, "SCRATCH": folder})
+    assert status == 0, output[-3000:]
+    cluster = on_double()
+    before = cluster.totals()["restored_bytes"]
+    checks = Checks(*cluster.run_client([CLIENTS / "restoring.py"], env={**environment, "CHECKPOINTS": folder}))
+    checks.judge(name_in(folder, double))
+    assert cluster.totals()["restored_bytes"] > before
