@@ -116,6 +116,17 @@ pub fn parse(program: &str) -> Result<Request> {
     }
 }
 
+/// Whether clients of Orbax can ask for arrays of an element type. Those of other types they save and cannot restore through
+/// a persistence program: their only table of type names has these.
+#[must_use]
+pub fn is_asked_for(dtype: PrimitiveType) -> bool {
+    use PrimitiveType::{Bf16, F32, F64, S8, S16, S32, S64, U8, U16, U32, U64};
+    matches!(
+        dtype,
+        Bf16 | F32 | F64 | S8 | S16 | S32 | S64 | U8 | U16 | U32 | U64
+    )
+}
+
 /// Checks the path of an array below its location, as the module's documentation says.
 ///
 /// # Errors

@@ -51,7 +51,7 @@ impl SaveArray {
     /// An array with one chunk a shard, or several where shards are large, compressed as Orbax does.
     ///
     /// # Errors
-    /// Dimensions that do not fit the sharding.
+    /// [`Error::UnstorableDType`]; dimensions that do not fit the sharding.
     pub fn sharded(
         location: &str,
         name: &str,
@@ -59,6 +59,12 @@ impl SaveArray {
         dims: &[i64],
         sharding: &Sharding,
     ) -> Result<Self> {
+        let Some(known) = DType::of(dtype) else {
+            return Err(Error::UnstorableDType {
+                array: name.to_owned(),
+                dtype,
+            });
+        };
         Ok(Self {
             location: location.to_owned(),
             name: name.to_owned(),
@@ -67,7 +73,7 @@ impl SaveArray {
             chunks: cut::chunks_of(
                 &sharding.shard_dims(dims)?,
                 sharding.tiles(),
-                DType::of(dtype).map_or(1, |dtype| dtype.item_bytes()),
+                known.item_bytes(),
             ),
             codec: None,
         })

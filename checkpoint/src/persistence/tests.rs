@@ -95,6 +95,21 @@ fn reads_carry_the_type_asked_for() {
 }
 
 #[test]
+fn every_type_that_can_be_stored_can_be_asked_for_by_name() {
+    let mut asked_for = 0;
+    for dtype in crate::zarr::DType::all() {
+        let dtype = dtype.primitive();
+        let program = READ.replace("S32", dtype.as_str_name());
+        let Ok(Request::Read(items)) = parse(&program) else {
+            panic!("{program}");
+        };
+        assert_eq!(items[0].dtype, dtype);
+        asked_for += usize::from(is_asked_for(dtype));
+    }
+    assert_eq!(asked_for, 11);
+}
+
+#[test]
 fn other_programs_are_refused_by_name() {
     for request in ["profileRequest", "reshardRequest"] {
         let error = refusal(&format!(r#"{{"{request}": {{}}}}"#));

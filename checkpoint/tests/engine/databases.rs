@@ -304,3 +304,37 @@ async fn damage_to_a_database_is_an_error_that_says_where() {
     put(&store, &data, whole).await;
     restored(&open(&store).await, "w").await.unwrap();
 }
+
+#[tokio::test]
+async fn keys_that_lead_out_of_a_checkpoint_are_no_arrays() {
+    let store = Counting::new();
+    let hostile = [
+        "../w/.zarray",
+        "/w/.zarray",
+        "a/\u{1}/.zarray",
+        "a//b/.zarray",
+    ];
+    let mut builder = Builder::new(OcdbtConfig::orbax([1; 16]), || [2; 16]).unwrap();
+    for key in hostile {
+        builder.put(key.into(), "{}".into()).unwrap();
+    }
+    let built = builder.finish(0).unwrap();
+    for file in &built.files {
+        put(&store, file.file.path(), file.parts.concat()).await;
+    }
+    put(&store, "manifest.ocdbt", built.manifest.to_vec()).await;
+    let checkpoint = open(&store).await;
+    let found = checkpoint.arrays().await.unwrap();
+    assert_eq!(found.len(), hostile.len());
+    for array in found {
+        let error = checkpoint.array(&array.name).await.unwrap_err();
+        assert!(matches!(error, Error::BadRequest { .. }), "{error}");
+    }
+    for path in ["", "../x", "/etc/passwd", "a//b"] {
+        let error = checkpoint.read_file(path, 10).await.unwrap_err();
+        assert_eq!(error.code(), Code::InvalidArgument, "{error}");
+    }
+    let error = checkpoint.read_file("manifest.ocdbt", 10).await;
+    assert!(matches!(error, Err(Error::Oversized { .. })));
+    assert_eq!(checkpoint.read_file("none", 10).await.unwrap(), None);
+}

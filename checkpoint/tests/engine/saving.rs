@@ -3,9 +3,11 @@
 use std::path::Path;
 
 use waystation_checkpoint::{
-    Checkpoint, Config, Engine, Error, Home, IndexDomain, Layout, Saving, zarr::Codec,
+    Checkpoint, Config, Engine, Error, Home, IndexDomain, Layout, SaveArray, Saving, Sharding,
+    zarr::Codec, zarr::DType,
 };
 use waystation_proto::tensorflow::error::Code;
+use waystation_proto::xla::{OpSharding, PrimitiveType};
 
 use crate::store::Counting;
 use crate::support::{Array, boxes, engine_of, to_restore, to_save};
@@ -278,5 +280,23 @@ async fn all_layouts_hold_scalars_and_arrays_without_elements() {
             assert_eq!(array.home() == Home::Objects, !layout.is_ocdbt());
         }
         assert_eq!(checkpoint.arrays().await.unwrap().len(), 2);
+    }
+}
+
+#[test]
+fn types_that_tensorstore_has_no_name_for_are_refused_before_anything_is_written() {
+    let sharding = Sharding::new(&OpSharding::default(), 1).unwrap();
+    let sharded = |dtype| SaveArray::sharded("/c", "params.w", dtype, &[8], &sharding);
+    for dtype in [PrimitiveType::U4, PrimitiveType::U2, PrimitiveType::F8e4m3] {
+        let error = sharded(dtype).unwrap_err();
+        assert_eq!(error.code(), Code::InvalidArgument);
+        let text = error.to_string();
+        assert!(
+            text.contains("\"params.w\"") && text.contains(dtype.as_str_name()),
+            "{text}"
+        );
+    }
+    for dtype in DType::all() {
+        sharded(dtype.primitive()).unwrap();
     }
 }
