@@ -65,7 +65,7 @@ pub mod persistence;
 mod restore;
 mod save;
 pub mod sharding;
-mod strided;
+pub mod strided;
 pub mod zarr;
 
 pub use checkpoint::{

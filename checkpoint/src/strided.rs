@@ -1,7 +1,7 @@
 //! Byte buffers of arrays, and copies of boxes between them.
 
 /// The strides of a dense row-major array, in bytes, one a dimension; `None` when an extent is negative or they do not fit.
-pub(crate) fn row_major(dims: &[i64], item_bytes: usize) -> Option<Vec<usize>> {
+pub fn row_major(dims: &[i64], item_bytes: usize) -> Option<Vec<usize>> {
     let mut strides = vec![item_bytes; dims.len()];
     for d in (1..dims.len()).rev() {
         strides[d - 1] = strides[d].checked_mul(usize::try_from(dims[d]).ok()?)?;
@@ -10,7 +10,7 @@ pub(crate) fn row_major(dims: &[i64], item_bytes: usize) -> Option<Vec<usize>> {
 }
 
 /// Zeros, or `None` when there is no memory for them.
-pub(crate) fn zeroed(len: usize) -> Option<Vec<u8>> {
+pub fn zeroed(len: usize) -> Option<Vec<u8>> {
     // Asks first, for what follows would end the process; and takes pages that are zero already rather than filling them.
     // The black box keeps the question from being optimised away.
     let mut asked = Vec::<u8>::new();
@@ -20,11 +20,11 @@ pub(crate) fn zeroed(len: usize) -> Option<Vec<u8>> {
 }
 
 /// One side of a copy: a box inside a buffer.
-pub(crate) struct Side<'a> {
+pub struct Side<'a> {
     /// Bytes to the next element, one a dimension.
-    pub(crate) strides: &'a [usize],
+    pub strides: &'a [usize],
     /// The first index of the box, relative to the buffer's first element.
-    pub(crate) origin: &'a [i64],
+    pub origin: &'a [i64],
 }
 
 impl Side<'_> {
@@ -41,7 +41,7 @@ impl Side<'_> {
 /// Copies a box of `extent` elements of `item_bytes` bytes from `source` to `target`.
 ///
 /// The caller has checked that the box lies in both buffers: an index beyond one is a bug and panics.
-pub(crate) fn copy(
+pub fn copy(
     source: &[u8],
     from: &Side<'_>,
     target: &mut [u8],
