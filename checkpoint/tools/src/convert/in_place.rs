@@ -1,0 +1,239 @@
+//! An item brought into one layout where it is.
+//!
+//! New things are written first, `_METADATA` last: until then readers take what there was, afterwards what there is. An
+//! interruption leaves both, and the same command finishes it. What was replaced is removed only when asked.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+
+use waystation_checkpoint::zarr::Format;
+use waystation_ocdbt::Config;
+
+use super::plan::{Plan, prevailing};
+use super::{Options, Report, check_readable, no_arrays, write};
+use crate::info::METADATA;
+use crate::item::{Array, DatabaseKind, Item, Layout, join};
+use crate::memory::Memory;
+use crate::progress::Progress;
+use crate::sink::{self, Sink};
+use crate::tree::{CHILD_PREFIX, MANIFEST};
+use crate::{Error, Result};
+
+/// How deep empty folders are looked for.
+const MAX_DEPTH: usize = 128;
+
+/// What was done in place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InPlace {
+    /// The layout that all arrays have now.
+    pub layout: Layout,
+    /// What was written.
+    pub report: Report,
+    /// Whether `_METADATA` was another.
+    pub is_metadata_changed: bool,
+    /// Objects removed.
+    pub removed: u64,
+}
+
+/// Brings all arrays of an item into one layout, and `_METADATA` into agreement. Without a layout, the one that least has to
+/// be written for: a database where any array lies in one.
+///
+/// # Errors
+/// As [`super::convert`]; options beside the layout, for which another location is needed.
+pub async fn in_place(
+    item: &Item,
+    options: &Options,
+    remove_old: bool,
+    memory: &Memory,
+    progress: &Progress,
+) -> Result<InPlace> {
+    if !options.is_layout_alone() {
+        return Err(Error::Asked(
+            "in place only the layout can change; give another location for chunks, element types or compression"
+                .to_owned(),
+        ));
+    }
+    check_readable(item)?;
+    let Some(tree) = &item.tree else {
+        return Err(Error::Unfit {
+            location: item.place.location().to_owned(),
+            reason: "there is no _METADATA, by which a conversion in place is committed".to_owned(),
+        });
+    };
+    let layout = match options.layout {
+        Some(layout) => layout,
+        None => fitting(item)?,
+    };
+    let mut plans = Vec::new();
+    for array in item.arrays.values().filter_map(|layouts| layouts.first()) {
+        if array.layout != layout {
+            plans.push(Arc::new(Plan::new(item, array, layout, options, memory)?));
+        }
+    }
+    let is_unmerged = matches!(item.database, DatabaseKind::Children(_)) && layout.is_ocdbt();
+    let mut report = Report::default();
+    if !plans.is_empty() || is_unmerged {
+        let sink = if layout.is_ocdbt() {
+            // Values stay in the files they are in; those of children are referred to there.
+            let kept = item.keys.as_ref().clone().into_values();
+            Sink::database(&item.place, kept, false).await?
+        } else {
+            Sink::files(&item.place, false).await?
+        };
+        write(plans, sink, memory, progress, &mut report).await?;
+    }
+    let is_zarr3 = layout.format() != Format::Zarr2;
+    let is_metadata_changed =
+        tree.use_ocdbt != Some(layout.is_ocdbt()) || tree.use_zarr3.unwrap_or(false) != is_zarr3;
+    if is_metadata_changed {
+        let bytes = tree.rewritten(layout.is_ocdbt(), is_zarr3, &BTreeMap::new());
+        item.place.put(METADATA, bytes).await?;
+    }
+    let removed = if remove_old {
+        remove(item, layout).await?
+    } else {
+        0
+    };
+    Ok(InPlace {
+        layout,
+        report,
+        is_metadata_changed,
+        removed,
+    })
+}
+
+/// The layout that is nearest.
+fn fitting(item: &Item) -> Result<Layout> {
+    let arrays = || item.arrays.values().filter_map(|layouts| layouts.first());
+    if arrays().next().is_none() {
+        return Err(no_arrays(item));
+    }
+    let is_ocdbt = arrays().any(|array| array.layout.is_ocdbt());
+    let said = item.said_layout().map_or(Format::Zarr2, Layout::format);
+    Ok(Layout::of(prevailing(arrays(), said), is_ocdbt))
+}
+
+/// Removes arrays in other layouts than the one they all have now, and a database that is of no use any more.
+async fn remove(item: &Item, layout: Layout) -> Result<u64> {
+    let old: Vec<&Array> = item
+        .arrays
+        .values()
+        .flatten()
+        .filter(|array| array.layout != layout)
+        .collect();
+    let mut removed = 0;
+    // Without its metadata an array is none.
+    for is_chunk in [false, true] {
+        for array in old.iter().filter(|array| !array.layout.is_ocdbt()) {
+            for key in objects(item, array) {
+                let is_metadata = key == metadata_key(array);
+                if is_metadata != is_chunk {
+                    item.place.delete(&key).await?;
+                    removed += 1;
+                }
+            }
+        }
+    }
+    for array in old.iter().filter(|array| !array.layout.is_ocdbt()) {
+        remove_folders(item, &array.name).await?;
+    }
+    if !layout.is_ocdbt() {
+        return Ok(removed + remove_database(item).await?);
+    }
+    let old_keys: BTreeSet<String> = old
+        .iter()
+        .filter(|array| array.layout.is_ocdbt())
+        .flat_map(|array| objects(item, array))
+        .collect();
+    if !old_keys.is_empty() {
+        let now = Item::open(&item.place).await?;
+        let mut values = now.keys.as_ref().clone().into_values();
+        values.retain(|key, _| !old_keys.contains(key));
+        sink::write(&item.place, Config::orbax(sink::random()), values).await?;
+        removed += old_keys.len() as u64;
+    }
+    Ok(removed)
+}
+
+fn metadata_key(array: &Array) -> String {
+    join(&array.name, array.layout.format().metadata_file())
+}
+
+/// The objects of an array in one layout, without those of its twin in another version of zarr.
+fn objects(item: &Item, array: &Array) -> Vec<String> {
+    let Some(metadata) = &array.metadata else {
+        return Vec::new();
+    };
+    let grid = &metadata.grid;
+    let places = grid.chunks_of(&waystation_checkpoint::IndexDomain::whole(grid.shape()));
+    let keys = places.map(|index| join(&array.name, &metadata.keys.key(&index)));
+    let objects = item.objects(array.layout.is_ocdbt());
+    // A grid may be said to be larger than anything.
+    keys.take(usize::try_from(array.objects).unwrap_or(usize::MAX))
+        .chain([metadata_key(array)])
+        .filter(|key| objects.entry(key).is_some())
+        .collect()
+}
+
+/// Removes the database's files, the manifest first.
+async fn remove_database(item: &Item) -> Result<u64> {
+    if item.database == DatabaseKind::None {
+        return Ok(0);
+    }
+    let mut removed = 0;
+    for is_manifest in [true, false] {
+        for (file, _) in item.files.iter() {
+            let top = file.split('/').next().unwrap_or(file);
+            let is_array = item
+                .arrays
+                .get(top)
+                .is_some_and(|layouts| layouts.iter().any(|array| !array.layout.is_ocdbt()));
+            let is_data = top == "d" && !is_array
+                || top.starts_with(CHILD_PREFIX)
+                || top.starts_with("ocdbt_");
+            let is_top = file.starts_with("manifest.");
+            let is_child = is_data && file.ends_with(MANIFEST);
+            if (is_top || is_child) == is_manifest && (is_top || is_data) {
+                item.place.delete(file).await?;
+                removed += 1;
+            }
+        }
+    }
+    let folders = item
+        .files
+        .iter()
+        .filter_map(|(file, _)| file.split_once('/'));
+    let folders: BTreeSet<&str> = folders
+        .map(|(folder, _)| folder)
+        .filter(|folder| {
+            *folder == "d" || folder.starts_with(CHILD_PREFIX) || folder.starts_with("ocdbt_")
+        })
+        .collect();
+    for folder in folders {
+        remove_folders(item, folder).await?;
+    }
+    Ok(removed)
+}
+
+/// Folders of a disk that are empty now.
+async fn remove_folders(item: &Item, name: &str) -> Result<()> {
+    let Some(path) = item.place.local_path() else {
+        return Ok(());
+    };
+    let path = path.join(name);
+    Ok(tokio::task::spawn_blocking(move || prune(&path, 0)).await?)
+}
+
+/// Removing a folder fails where anything is in it, which is what is wanted.
+fn prune(folder: &Path, depth: usize) {
+    if depth > MAX_DEPTH {
+        return;
+    }
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            prune(&entry.path(), depth + 1);
+        }
+    }
+    let _ = std::fs::remove_dir(folder);
+}

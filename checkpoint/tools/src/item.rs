@@ -1,0 +1,469 @@
+//! An open item: its arrays, wherever and in whichever layout they lie, and what is said of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use futures::{StreamExt as _, TryStreamExt as _};
+use serde_json::Value;
+use waystation_checkpoint::zarr::{self, Format, MAX_METADATA_BYTES, Metadata};
+
+use crate::info::{self, ARRAY_METADATAS, ArrayMetadata, ArrayMetadatas, TreeMetadata, or_fault};
+use crate::objects::{Databases, Objects, Shared};
+use crate::place::Place;
+use crate::tree::{CHILD_PREFIX, COMMIT, MANIFEST};
+use crate::{Error, Result};
+
+/// Metadata files read at the same time.
+const READS: usize = 64;
+
+/// How an array lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Layout {
+    /// zarr v2, a file a chunk.
+    Zarr2,
+    /// zarr v2 in a database.
+    Zarr2Ocdbt,
+    /// zarr v3, a file a shard.
+    Zarr3,
+    /// zarr v3 in a database.
+    Zarr3Ocdbt,
+}
+
+impl Layout {
+    /// All four.
+    pub const ALL: [Layout; 4] = [
+        Layout::Zarr2,
+        Layout::Zarr2Ocdbt,
+        Layout::Zarr3,
+        Layout::Zarr3Ocdbt,
+    ];
+
+    /// The layout of a version of zarr, in a database or not.
+    #[must_use]
+    pub fn of(format: Format, is_ocdbt: bool) -> Layout {
+        match (format, is_ocdbt) {
+            (Format::Zarr2, false) => Layout::Zarr2,
+            (Format::Zarr2, true) => Layout::Zarr2Ocdbt,
+            (Format::Zarr3, false) => Layout::Zarr3,
+            (Format::Zarr3, true) => Layout::Zarr3Ocdbt,
+        }
+    }
+
+    /// The version of zarr.
+    #[must_use]
+    pub fn format(self) -> Format {
+        match self {
+            Layout::Zarr2 | Layout::Zarr2Ocdbt => Format::Zarr2,
+            Layout::Zarr3 | Layout::Zarr3Ocdbt => Format::Zarr3,
+        }
+    }
+
+    /// Whether arrays lie in a database.
+    #[must_use]
+    pub fn is_ocdbt(self) -> bool {
+        matches!(self, Layout::Zarr2Ocdbt | Layout::Zarr3Ocdbt)
+    }
+
+    /// The name, as [`FromStr`] reads it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Layout::Zarr2 => "zarr2",
+            Layout::Zarr2Ocdbt => "zarr2_ocdbt",
+            Layout::Zarr3 => "zarr3",
+            Layout::Zarr3Ocdbt => "zarr3_ocdbt",
+        }
+    }
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Layout {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Layout, String> {
+        Layout::ALL
+            .into_iter()
+            .find(|layout| layout.name() == text)
+            .ok_or_else(|| format!("{text:?} is none of zarr2, zarr2_ocdbt, zarr3, zarr3_ocdbt"))
+    }
+}
+
+/// Which databases an item has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DatabaseKind {
+    /// None.
+    None,
+    /// One, which has everything.
+    Merged,
+    /// Those that processes wrote, in these folders, which nobody has merged.
+    Children(Vec<String>),
+}
+
+/// An array of an item, in one layout.
+#[derive(Debug, Clone)]
+pub struct Array {
+    /// Its name, which is its folder.
+    pub name: String,
+    /// How it lies.
+    pub layout: Layout,
+    /// What its metadata file says; [`None`] where that cannot be read, with the reason in [`Array::fault`].
+    pub metadata: Option<Metadata>,
+    /// Why its metadata cannot be read.
+    pub fault: Option<String>,
+    /// How many objects it has, besides the metadata file.
+    pub objects: u64,
+    /// The bytes of those and of the metadata file.
+    pub stored_bytes: u64,
+}
+
+impl Array {
+    /// The bytes of its elements in memory, one a byte for types narrower than that.
+    #[must_use]
+    pub fn logical_bytes(&self) -> Option<u64> {
+        let metadata = self.metadata.as_ref()?;
+        let elements = elements(metadata.grid.shape())?;
+        elements.checked_mul(metadata.dtype.item_bytes() as u64)
+    }
+}
+
+/// The number of elements of a shape.
+pub(crate) fn elements(shape: &[i64]) -> Option<u64> {
+    shape.iter().try_fold(1u64, |product, &dim| {
+        product.checked_mul(u64::try_from(dim).ok()?)
+    })
+}
+
+/// An open item.
+#[derive(Debug, Clone)]
+pub struct Item {
+    /// Where it is.
+    pub place: Place,
+    /// `_METADATA`, where there is one.
+    pub tree: Option<TreeMetadata>,
+    /// The shardings that arrays had, as Orbax spells them.
+    pub shardings: BTreeMap<String, Value>,
+    /// The leaves that are texts.
+    pub strings: BTreeMap<String, String>,
+    /// The arrays by name; of one that is there in several layouts, the one that `_METADATA` says comes first.
+    pub arrays: BTreeMap<String, Vec<Array>>,
+    /// Its databases.
+    pub database: DatabaseKind,
+    /// What beside arrays cannot be read.
+    pub faults: Vec<Fault>,
+    pub(crate) metadatas: ArrayMetadatas,
+    pub(crate) files: Shared,
+    pub(crate) keys: Shared,
+    pub(crate) databases: Option<Arc<Databases>>,
+    /// Objects of no array, that nothing else is known of either.
+    pub(crate) foreign: Vec<String>,
+}
+
+/// What of an item cannot be read, without which the rest can be told.
+#[derive(Debug, Clone)]
+pub struct Fault {
+    /// The file.
+    pub object: String,
+    /// Why.
+    pub reason: String,
+}
+
+impl Item {
+    /// Opens the item in a folder.
+    ///
+    /// What cannot be read of it does not fail, but is in [`Item::faults`] and [`Array::fault`].
+    ///
+    /// # Errors
+    /// The store fails; more objects than can be listed.
+    pub async fn open(place: &Place) -> Result<Item> {
+        let mut faults = Vec::new();
+        let tree = or_fault(TreeMetadata::read(place).await, &mut faults);
+        let shardings = or_fault(info::shardings(place).await, &mut faults);
+        let strings = or_fault(info::strings(place).await, &mut faults);
+        let metadatas = or_fault(info::array_metadatas(place).await, &mut faults);
+        let files = Objects::files(place).await?;
+
+        let merged = files.entry(MANIFEST).is_some();
+        let children = children(&files);
+        let mut odd = Vec::new();
+        let mut databases = None;
+        let mut keys = Objects::none(place);
+        if merged || !children.is_empty() {
+            let read = async {
+                let open = Databases::open(place, merged, &children).await?;
+                let keys = open.objects(&mut odd).await?;
+                Ok::<_, Error>((open, keys))
+            };
+            match read.await {
+                Ok((open, listed)) => {
+                    databases = Some(Arc::new(open));
+                    keys = listed;
+                }
+                Err(error @ Error::Storage { .. }) => return Err(error),
+                Err(error) => faults.push(error),
+            }
+        }
+        let database = match (merged, children.is_empty()) {
+            (true, _) => DatabaseKind::Merged,
+            (false, false) => DatabaseKind::Children(children),
+            (false, true) => DatabaseKind::None,
+        };
+        let mut item = Item {
+            place: place.clone(),
+            tree,
+            shardings,
+            strings,
+            arrays: BTreeMap::new(),
+            database,
+            faults: faults.iter().map(fault).collect(),
+            metadatas,
+            files: Arc::new(files),
+            keys: Arc::new(keys),
+            databases,
+            foreign: odd,
+        };
+        item.find_arrays().await?;
+        Ok(item)
+    }
+
+    /// The implementation of a typed PRNG key, whose data the array is.
+    #[must_use]
+    pub fn prng_impl(&self, name: &str) -> Option<&str> {
+        self.array_metadatas(name)
+            .iter()
+            .find_map(|said| said.prng_impl.as_deref())
+    }
+
+    pub(crate) fn array_metadatas(&self, name: &str) -> &[ArrayMetadata] {
+        let said = self.metadatas.by_array.get(name);
+        said.map_or(&[], Vec::as_slice)
+    }
+
+    /// The array of that name as it is read.
+    #[must_use]
+    pub fn array(&self, name: &str) -> Option<&Array> {
+        self.arrays.get(name)?.first()
+    }
+
+    /// Where `_METADATA` says that arrays lie; where it does not say, where they do.
+    #[must_use]
+    pub fn said_layout(&self) -> Option<Layout> {
+        let tree = self.tree.as_ref()?;
+        let is_zarr3 = tree.use_zarr3.unwrap_or(false);
+        let format = if is_zarr3 {
+            Format::Zarr3
+        } else {
+            Format::Zarr2
+        };
+        let is_ocdbt = tree
+            .use_ocdbt
+            .unwrap_or(self.database != DatabaseKind::None);
+        Some(Layout::of(format, is_ocdbt))
+    }
+
+    pub(crate) fn objects(&self, is_ocdbt: bool) -> &Shared {
+        if is_ocdbt { &self.keys } else { &self.files }
+    }
+
+    async fn find_arrays(&mut self) -> Result<()> {
+        let mut found = Vec::new();
+        for is_ocdbt in [false, true] {
+            let objects = Arc::clone(self.objects(is_ocdbt));
+            let names = names(&objects);
+            let mut sums: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+            for (key, entry) in objects.iter() {
+                match owner(&names, key) {
+                    Some((name, file)) => {
+                        let sum = sums.entry(name).or_default();
+                        sum.0 += u64::from(!is_metadata(file));
+                        sum.1 += entry.len();
+                    }
+                    None if !is_ocdbt && is_known(key) => {}
+                    None => self.foreign.push(key.to_owned()),
+                }
+            }
+            let all = names.iter().flat_map(|name| {
+                Format::ALL
+                    .into_iter()
+                    .filter(|format| objects.entry(&join(name, format.metadata_file())).is_some())
+                    .map(move |format| (name, format))
+            });
+            let read: Vec<Array> = futures::stream::iter(all)
+                .map(|(name, format)| {
+                    let sum = sums.get(name.as_str()).copied().unwrap_or_default();
+                    array(&objects, name, Layout::of(format, is_ocdbt), sum)
+                })
+                .buffered(READS)
+                .try_collect()
+                .await?;
+            found.extend(read);
+        }
+        let said = self.said_layout();
+        for array in found {
+            self.arrays
+                .entry(array.name.clone())
+                .or_default()
+                .push(array);
+        }
+        for layouts in self.arrays.values_mut() {
+            layouts.sort_by_key(|array| (Some(array.layout) != said, !array.layout.is_ocdbt()));
+        }
+        Ok(())
+    }
+}
+
+async fn array(
+    objects: &Objects,
+    name: &str,
+    layout: Layout,
+    (count, stored_bytes): (u64, u64),
+) -> Result<Array> {
+    let file = join(name, layout.format().metadata_file());
+    let (metadata, fault) = match objects.get(&file, MAX_METADATA_BYTES as u64).await {
+        Err(error @ Error::Storage { .. }) => return Err(error),
+        Err(error) => (None, Some(error.report())),
+        Ok(bytes) => match Metadata::decode(layout.format(), &bytes.unwrap_or_default()) {
+            Ok(metadata) => (Some(metadata), None),
+            Err(error) => (None, Some(error.to_string())),
+        },
+    };
+    Ok(Array {
+        name: name.to_owned(),
+        layout,
+        metadata,
+        fault,
+        objects: count,
+        stored_bytes,
+    })
+}
+
+fn fault(error: &Error) -> Fault {
+    match error {
+        Error::Malformed { object, reason, .. } => Fault {
+            object: object.clone(),
+            reason: reason.clone(),
+        },
+        Error::Database { .. } => Fault {
+            object: MANIFEST.to_owned(),
+            reason: error.report(),
+        },
+        other => Fault {
+            object: String::new(),
+            reason: other.report(),
+        },
+    }
+}
+
+/// The name of a file of an array; the name of an array that is the whole tree is empty.
+pub(crate) fn join(name: &str, file: &str) -> String {
+    if name.is_empty() {
+        file.to_owned()
+    } else {
+        format!("{name}/{file}")
+    }
+}
+
+pub(crate) fn is_metadata(file: &str) -> bool {
+    Format::ALL
+        .iter()
+        .any(|format| format.metadata_file() == file)
+}
+
+/// The arrays that have a metadata file.
+fn names(objects: &Objects) -> BTreeSet<String> {
+    objects
+        .iter()
+        .filter_map(|(key, _)| match key.rsplit_once('/') {
+            Some((name, file)) => is_metadata(file).then(|| name.to_owned()),
+            None => is_metadata(key).then(String::new),
+        })
+        .collect()
+}
+
+/// The array that a key belongs to, the innermost one, and the rest of the key.
+pub(crate) fn owner<'a, 'b>(
+    names: &'a BTreeSet<String>,
+    key: &'b str,
+) -> Option<(&'a str, &'b str)> {
+    let ends = key.rmatch_indices('/').map(|(at, _)| at);
+    for at in ends {
+        if let Some(name) = names.get(&key[..at]) {
+            return Some((name, &key[at + 1..]));
+        }
+    }
+    // Of an array without a name, only what looks like its own.
+    let is_chunk = key.starts_with("c/") || key.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    if is_metadata(key) || key == "c" || is_chunk {
+        return names.get("").map(|name| (name.as_str(), key));
+    }
+    None
+}
+
+fn children(files: &Objects) -> Vec<String> {
+    let names: BTreeSet<_> = files
+        .below(CHILD_PREFIX)
+        .filter_map(|(key, _)| key.split_once('/'))
+        .filter(|(_, file)| *file == MANIFEST)
+        .map(|(name, _)| name.to_owned())
+        .collect();
+    names.into_iter().collect()
+}
+
+/// Whether a file of an item is one that Orbax and TensorStore write beside arrays.
+fn is_known(key: &str) -> bool {
+    let known = [
+        info::METADATA,
+        info::SHARDING,
+        info::STRINGS,
+        crate::tree::CHECKPOINT_METADATA,
+        COMMIT,
+        "orbax.checkpoint",
+        "checkpoint",
+    ];
+    match key.split_once('/') {
+        None => known.contains(&key) || key.starts_with("manifest."),
+        Some((folder, _)) => {
+            folder == "d"
+                || folder == ARRAY_METADATAS
+                || folder == "ocdbt_meta"
+                || folder == "ocdbt_data"
+                || folder.starts_with(CHILD_PREFIX)
+        }
+    }
+}
+
+/// Why metadata that is there cannot be used.
+pub(crate) fn unreadable(item: &Item, array: &Array) -> Error {
+    Error::Array {
+        array: array.name.clone(),
+        location: item.place.location().to_owned(),
+        object: array.layout.format().metadata_file().to_owned(),
+        source: zarr::Error::Malformed(array.fault.clone().unwrap_or_default()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_belong_to_the_innermost_array() {
+        let names = ["a", "a/b", "d", ""].map(str::to_owned).into();
+        for (key, owned) in [
+            ("a/0.0", Some(("a", "0.0"))),
+            ("a/b/0", Some(("a/b", "0"))),
+            ("a/c/0/1", Some(("a", "c/0/1"))),
+            ("d/0", Some(("d", "0"))),
+            ("0.0", Some(("", "0.0"))),
+            ("_METADATA", None),
+        ] {
+            assert_eq!(owner(&names, key), owned, "{key}");
+        }
+    }
+}

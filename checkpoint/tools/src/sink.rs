@@ -1,0 +1,332 @@
+//! Writing an item: objects into its folder, or keys into a database of it.
+//!
+//! A database is written in two steps: values go to data files as they come, with a note beside each finished file of what
+//! is in it; the tree and the manifest come last. Whoever begins again after an interruption finds the notes, and writes
+//! only what is in none.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use object_store::buffered::BufWriter;
+use serde::{Deserialize, Serialize};
+use tokio::io::AsyncWriteExt as _;
+use tokio::sync::Mutex;
+use waystation_ocdbt::{Builder, Built, Config, DataFile, Location, Value};
+
+use crate::objects::failed;
+use crate::place::Place;
+use crate::{Error, Result};
+
+/// The folder of the notes, below the item; gone once the manifest is there.
+pub(crate) const NOTES: &str = "waystation-parts";
+/// A data file is finished when it has so many bytes: what an interruption may cost.
+const FILE_BYTES: u64 = 256 << 20;
+/// The longest note that is read.
+const MAX_NOTE_BYTES: u64 = 256 << 20;
+
+/// Where the objects of arrays go.
+#[derive(Debug)]
+pub(crate) enum Sink {
+    /// Files of a folder, with those that an earlier run has left.
+    Files(Place, BTreeMap<String, u64>),
+    /// A database in a folder.
+    Database(Box<Database>),
+}
+
+impl Sink {
+    /// Into a folder. What an earlier run has left there counts when `resume` is set; else it is written over.
+    pub(crate) async fn files(place: &Place, resume: bool) -> Result<Sink> {
+        use futures::TryStreamExt as _;
+        if !resume {
+            return Ok(Sink::Files(place.clone(), BTreeMap::new()));
+        }
+        let left = place
+            .list()
+            .map_ok(|(name, meta)| (name, meta.size))
+            .try_collect()
+            .await?;
+        Ok(Sink::Files(place.clone(), left))
+    }
+
+    /// Into a database that has the keys `kept` already; `resume` as for [`Sink::files`].
+    pub(crate) async fn database(
+        place: &Place,
+        kept: BTreeMap<String, Value>,
+        resume: bool,
+    ) -> Result<Sink> {
+        let database = Database::new(place, kept, resume).await?;
+        Ok(Sink::Database(Box::new(database)))
+    }
+
+    /// An object that an earlier run has left, of `most` bytes at most; of a database, one that is known to be whole.
+    pub(crate) async fn left(&self, key: &str, most: u64) -> Result<Left> {
+        match self {
+            Sink::Files(place, left) => match left.get(key) {
+                Some(size) if *size <= most => {
+                    Ok(place.get(key, most).await?.map_or(Left::None, Left::Read))
+                }
+                _ => Ok(Left::None),
+            },
+            Sink::Database(database) if database.done.contains_key(key) => Ok(Left::Known),
+            Sink::Database(_) => Ok(Left::None),
+        }
+    }
+
+    pub(crate) async fn put(&self, key: &str, bytes: Bytes) -> Result<()> {
+        match self {
+            Sink::Files(place, _) => place.put(key, bytes).await,
+            Sink::Database(database) => database.put(key, bytes).await,
+        }
+    }
+
+    /// Makes a database readable.
+    pub(crate) async fn finish(self) -> Result<()> {
+        match self {
+            Sink::Files(..) => Ok(()),
+            Sink::Database(database) => database.finish().await,
+        }
+    }
+}
+
+/// What an earlier run has left of an object.
+#[derive(Debug)]
+pub(crate) enum Left {
+    None,
+    /// It is there; whether it is whole is for its reader to see.
+    Read(Bytes),
+    /// It is there and whole.
+    Known,
+}
+
+/// A database that is being written.
+#[derive(Debug)]
+pub(crate) struct Database {
+    place: Place,
+    config: Config,
+    /// Keys that are kept as they are.
+    kept: BTreeMap<String, Value>,
+    /// Keys of finished files that an earlier run has left.
+    done: BTreeMap<String, Value>,
+    new: Mutex<New>,
+}
+
+#[derive(Debug, Default)]
+struct New {
+    values: BTreeMap<String, Value>,
+    open: Option<Open>,
+    notes: Vec<String>,
+}
+
+struct Open {
+    file: Arc<DataFile>,
+    writer: BufWriter,
+    note: Note,
+    len: u64,
+}
+
+impl std::fmt::Debug for Open {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Open")
+            .field("file", &self.file)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What is in a finished data file.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Note {
+    file: String,
+    /// Key, offset, length, CRC-32C.
+    values: Vec<(String, u64, u64, u32)>,
+}
+
+impl Database {
+    async fn new(place: &Place, kept: BTreeMap<String, Value>, resume: bool) -> Result<Database> {
+        let notes = place.below(NOTES)?;
+        let mut done = BTreeMap::new();
+        let mut found = Vec::new();
+        for (name, _) in notes.listing().await?.files {
+            let note = notes.get(&name, MAX_NOTE_BYTES).await?.unwrap_or_default();
+            if resume && let Ok(note) = serde_json::from_slice::<Note>(&note) {
+                done.extend(left(place, &note).await?);
+            }
+            found.push(name);
+        }
+        Ok(Database {
+            place: place.clone(),
+            config: Config::orbax(random()),
+            kept,
+            done,
+            new: Mutex::new(New {
+                notes: found,
+                ..New::default()
+            }),
+        })
+    }
+
+    async fn put(&self, key: &str, bytes: Bytes) -> Result<()> {
+        let mut new = self.new.lock().await;
+        if bytes.len() as u64 <= u64::from(self.config.max_inline_value_bytes) {
+            new.values.insert(key.to_owned(), Value::Inline(bytes));
+            return Ok(());
+        }
+        let mut open = match new.open.take() {
+            Some(open) => open,
+            None => {
+                let file = DataFile::random(random());
+                Open {
+                    writer: self.place.writer(file.path())?,
+                    note: Note {
+                        file: file.path().to_owned(),
+                        values: Vec::new(),
+                    },
+                    file: Arc::new(file),
+                    len: 0,
+                }
+            }
+        };
+        let len = bytes.len() as u64;
+        let crc = crc32c(&bytes);
+        let location = Location::new(Arc::clone(&open.file), open.len, len)
+            .map_err(|source| failed(&self.place, source))?;
+        open.writer
+            .put(bytes)
+            .await
+            .map_err(|source| self.place.failed("writing", open.file.path(), source))?;
+        open.note.values.push((key.to_owned(), open.len, len, crc));
+        open.len += len;
+        new.values.insert(key.to_owned(), Value::Stored(location));
+        if open.len >= FILE_BYTES {
+            let note = self.close(open).await?;
+            new.notes.push(note);
+        } else {
+            new.open = Some(open);
+        }
+        Ok(())
+    }
+
+    /// Finishes a data file and notes what is in it; returns the note's name.
+    async fn close(&self, mut open: Open) -> Result<String> {
+        let ended = open.writer.shutdown().await;
+        ended.map_err(|source| Error::Storage {
+            operation: "writing",
+            object: open.file.path().to_owned(),
+            location: self.place.location().to_owned(),
+            source: Box::new(object_store::Error::Generic {
+                store: "data file",
+                source: Box::new(source),
+            }),
+        })?;
+        let name = format!(
+            "{}.json",
+            open.file.path().rsplit('/').next().unwrap_or_default()
+        );
+        let note = serde_json::to_vec(&open.note)
+            .map_err(|error| self.place.malformed(&name, error.to_string()))?;
+        self.place
+            .below(NOTES)?
+            .put(&name, Bytes::from(note))
+            .await?;
+        Ok(name)
+    }
+
+    async fn finish(self) -> Result<()> {
+        let Database {
+            ref place,
+            ref config,
+            ..
+        } = self;
+        let mut new = std::mem::take(&mut *self.new.lock().await);
+        if let Some(open) = new.open.take() {
+            let note = self.close(open).await?;
+            new.notes.push(note);
+        }
+        let mut values = self.kept.clone();
+        values.extend(
+            self.done
+                .iter()
+                .map(|(key, value)| (key.clone(), value.clone())),
+        );
+        values.extend(new.values);
+        write(place, config.clone(), values).await?;
+        let notes = place.below(NOTES)?;
+        for name in &new.notes {
+            notes.delete(name).await?;
+        }
+        remove_empty(&notes).await;
+        Ok(())
+    }
+}
+
+/// Writes the tree and, last, the manifest of a database whose values lie in files already.
+pub(crate) async fn write(
+    place: &Place,
+    config: Config,
+    values: BTreeMap<String, Value>,
+) -> Result<()> {
+    let blame = |source| failed(place, source);
+    let mut builder = Builder::new(config, random).map_err(blame)?;
+    for (key, value) in values {
+        builder.put_value(key.into(), value).map_err(blame)?;
+    }
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let now = now.map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(0));
+    let Built {
+        files, manifest, ..
+    } = builder.finish(now).map_err(blame)?;
+    for file in files {
+        let parts: object_store::PutPayload = file.parts.into_iter().collect();
+        place.put(file.file.path(), parts).await?;
+    }
+    place.put(Built::MANIFEST, manifest).await
+}
+
+/// What a note says, as far as it is so.
+async fn left(place: &Place, note: &Note) -> Result<Vec<(String, Value)>> {
+    let Some((base, name)) = note.file.split_once('/') else {
+        return Ok(Vec::new());
+    };
+    if base != "d" {
+        return Ok(Vec::new());
+    }
+    let Ok(file) = DataFile::new("", &format!("d/{name}")) else {
+        return Ok(Vec::new());
+    };
+    let file = Arc::new(file);
+    let mut found = Vec::new();
+    for (key, offset, len, crc) in &note.values {
+        let Ok(location) = Location::new(Arc::clone(&file), *offset, *len) else {
+            continue;
+        };
+        let read = place.range(file.path(), location.range()).await?;
+        if read.is_some_and(|bytes| bytes.len() as u64 == *len && crc32c(&bytes) == *crc) {
+            found.push((key.clone(), Value::Stored(location)));
+        }
+    }
+    Ok(found)
+}
+
+async fn remove_empty(place: &Place) {
+    if let Some(path) = place.local_path() {
+        // Nothing is lost when it stays.
+        let _ = tokio::fs::remove_dir(path).await;
+    }
+}
+
+fn crc32c(bytes: &[u8]) -> u32 {
+    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
+}
+
+pub(crate) fn random() -> [u8; 16] {
+    let mut bytes = [0; 16];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
+            Ok(count) if count > 0 => filled += count,
+            // Interrupted. The system has random bytes ever after its start.
+            _ => std::thread::yield_now(),
+        }
+    }
+    bytes
+}

@@ -1,0 +1,120 @@
+//! Where a new checkpoint is written: nobody takes it for finished before it is.
+//!
+//! On disks that is a folder with another name, which becomes the right one by a rename; in buckets the right place, where
+//! `commit_success.txt` comes last. A file in it says what is being written, so that only the same piece of work goes on with
+//! what an interrupted one has left.
+
+use serde::Serialize;
+
+use crate::place::Place;
+use crate::tree::TMP_SUFFIX;
+use crate::{Error, Result};
+
+/// The file that says what is being written.
+const MARKER: &str = "waystation-unfinished.json";
+const MAX_MARKER_BYTES: u64 = 1 << 20;
+
+/// A place that is being filled.
+#[derive(Debug)]
+pub(crate) struct Target {
+    /// Where to write.
+    pub(crate) place: Place,
+    /// The final name, for what is written into files.
+    pub(crate) location: String,
+    /// Whether an earlier run has left something.
+    pub(crate) is_resumed: bool,
+}
+
+/// What is being written, from what.
+#[derive(Debug, Serialize)]
+pub(crate) struct Work<'a> {
+    pub(crate) operation: &'static str,
+    pub(crate) source: &'a str,
+    /// Of the names and sizes of the source's objects.
+    pub(crate) fingerprint: u64,
+    pub(crate) options: String,
+}
+
+impl Target {
+    /// Prepares a location.
+    ///
+    /// # Errors
+    /// There is something else at it.
+    pub(crate) async fn open(location: &str, work: &Work<'_>) -> Result<Target> {
+        let marker = serde_json::to_vec(work).map_err(|error| Error::Asked(error.to_string()))?;
+        let unfit = |reason: &str| Error::Unfit {
+            location: location.to_owned(),
+            reason: reason.to_owned(),
+        };
+        let trimmed = location.trim_end_matches('/');
+        let is_local = !(trimmed.starts_with("gs://") || trimmed.starts_with("s3://"));
+        let place = if is_local {
+            if let Ok(there) = Place::open(trimmed).await {
+                let listing = there.listing().await?;
+                if !listing.files.is_empty() || !listing.folders.is_empty() {
+                    return Err(unfit("it is there already; write to another location"));
+                }
+            }
+            Place::create(&format!("{trimmed}{TMP_SUFFIX}")).await?
+        } else {
+            Place::create(trimmed).await?
+        };
+        let found = place.get(MARKER, MAX_MARKER_BYTES).await?;
+        let is_resumed = match found {
+            Some(found) if found == marker => true,
+            Some(_) => {
+                return Err(unfit(
+                    "something else was begun there and not finished; remove it, or write to another location",
+                ));
+            }
+            None => {
+                let listing = place.listing().await?;
+                if !listing.files.is_empty() || !listing.folders.is_empty() {
+                    return Err(unfit("it is not empty; write to another location"));
+                }
+                place.put(MARKER, marker).await?;
+                false
+            }
+        };
+        Ok(Target {
+            place,
+            location: trimmed.to_owned(),
+            is_resumed,
+        })
+    }
+
+    /// Makes it final. `commits` are the files that say so, the last one last.
+    pub(crate) async fn commit(self, commits: Vec<(String, Vec<u8>)>) -> Result<()> {
+        for (file, content) in commits {
+            self.place.put(&file, content).await?;
+        }
+        self.place.delete(MARKER).await?;
+        let Some(from) = self.place.local_path() else {
+            return Ok(());
+        };
+        let shown = from.display().to_string();
+        let to = shown
+            .strip_suffix(TMP_SUFFIX)
+            .map(std::path::PathBuf::from)
+            .unwrap_or_default();
+        tokio::task::spawn_blocking(move || {
+            // An empty folder may be there; another would be in the way.
+            std::fs::rename(&from, &to)?;
+            match to.parent() {
+                Some(parent) => std::fs::File::open(parent)?.sync_all(),
+                None => Ok(()),
+            }
+        })
+        .await?
+        .map_err(|source| Error::File {
+            operation: "renaming",
+            path: shown,
+            source,
+        })
+    }
+}
+
+/// Whether a file is of the work, not of the checkpoint.
+pub(crate) fn is_of_work(file: &str) -> bool {
+    file == MARKER
+}
