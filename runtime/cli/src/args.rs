@@ -10,8 +10,8 @@ use clap::{
 use crate::{
     argv::{self, parse_bool},
     command::{
-        cache, compile_child, doctor, proxy, resource_manager, run, server, status, tied, up,
-        worker,
+        cache, checkpoint, compile_child, doctor, proxy, resource_manager, run, server, status,
+        tied, up, worker,
     },
     error::Failure,
     pathways::{self, Image},
@@ -43,6 +43,7 @@ pub(crate) enum Command {
     Worker(worker::Args),
     Server(server::Args),
     Cache(cache::Args),
+    Checkpoint(checkpoint::Args),
     #[command(hide = true)]
     Tied(tied::Args),
     #[command(hide = true)]

@@ -1,6 +1,7 @@
 //! One file a command: its flags (whose comments are the help text) and what it does.
 
 pub(crate) mod cache;
+pub(crate) mod checkpoint;
 pub(crate) mod compile_child;
 pub(crate) mod doctor;
 pub(crate) mod proxy;

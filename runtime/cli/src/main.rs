@@ -40,7 +40,8 @@ use std::process::ExitCode;
 
 use args::{Command, Parsed, Stop};
 use command::{
-    cache, compile_child, doctor, proxy, resource_manager, run, status, tied, up, worker,
+    cache, checkpoint, compile_child, doctor, proxy, resource_manager, run, status, tied, up,
+    worker,
 };
 use error::Failure;
 
@@ -80,6 +81,7 @@ fn perform(parsed: Parsed) -> Result<u8, Failure> {
         Command::Status(args) => on_this_thread(status::run(args)).map(|()| 0),
         Command::Doctor(args) => on_this_thread(doctor::run(args)),
         Command::Cache(args) => cache::run(&args),
+        Command::Checkpoint(args) => checkpoint::run(&args),
         Command::CompileChild(_) => Err(compile_child::run()),
         Command::Tied(args) => Err(tied::run(args)),
         Command::Server(_) => Err(Failure::internal("server was not resolved to a role")),

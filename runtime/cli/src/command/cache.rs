@@ -7,6 +7,7 @@ mod warm;
 mod why_miss;
 
 use clap::ArgAction;
+pub(crate) use show::size;
 use waystation_lifecycle::bucket::Bucket;
 
 use crate::{argv::parse_bool, error::Failure, location, on_this_thread};

@@ -466,7 +466,7 @@ fn time(seconds: u64) -> String {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
-pub(super) fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     match bytes {
         0..=1023 => format!("{bytes} B"),
         1024..=1_048_575 => format!("{:.1} KiB", bytes as f64 / 1024.0),
