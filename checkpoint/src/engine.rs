@@ -19,6 +19,7 @@ mod folder;
 mod hedge;
 mod memory;
 mod objects;
+mod together;
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
@@ -35,6 +36,7 @@ use self::hedge::Pace;
 use self::memory::Memory;
 pub use self::memory::Room;
 pub(crate) use self::objects::Part;
+pub use self::together::{Meeting, Together};
 use crate::database::Gathered;
 use crate::{Error, Layout, Result};
 

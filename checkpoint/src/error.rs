@@ -211,6 +211,18 @@ pub enum Error {
         /// The time given.
         after: Duration,
     },
+    /// Processes that save together do not see the same folder.
+    #[error("{location} is not shared: {here} has not seen there within {} s what was left by {missing}", after.as_secs_f64())]
+    NotShared {
+        /// The checkpoint.
+        location: String,
+        /// The process that looked.
+        here: String,
+        /// Those whose files it does not see.
+        missing: String,
+        /// How long it looked.
+        after: Duration,
+    },
     /// A pipe, socket or device lies where an object should be.
     #[error("{object} in {location} is no regular file")]
     NoRegularFile {
@@ -259,6 +271,7 @@ impl Error {
             | Self::DTypeMismatch { .. }
             | Self::MissingChunk { .. }
             | Self::NoRegularFile { .. }
+            | Self::NotShared { .. }
             | Self::CorruptChunk { .. } => Code::FailedPrecondition,
             Self::OutOfMemory { .. } => Code::ResourceExhausted,
             Self::Location { source, .. } if source.is_usage() => Code::InvalidArgument,

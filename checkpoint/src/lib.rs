@@ -72,9 +72,9 @@ pub use checkpoint::{
     ArrayEntry, CHILD_PREFIX, Checkpoint, Checkpoints, Home, ObjectEntry, StoredArray,
 };
 pub use database::{Database, Objects};
-pub use engine::{Config, Engine, Room, Totals, within};
+pub use engine::{Config, Engine, Meeting, Room, Together, Totals, within};
 pub use error::{Error, Result};
 pub use layout::Layout;
 pub use restore::RestoreArray;
-pub use save::{Cut, Elements, SaveArray, Saving};
+pub use save::{Cut, Elements, SaveArray, Saving, Share, Spread};
 pub use sharding::{IndexDomain, Sharding};

@@ -12,6 +12,7 @@ mod elements;
 mod held;
 mod plan;
 mod saving;
+mod spread;
 
 use std::sync::Arc;
 
@@ -25,6 +26,7 @@ pub use self::elements::Elements;
 use self::plan::{Job, Plan};
 pub use self::saving::Saving;
 use self::saving::Target;
+pub use self::spread::{Share, Spread};
 use crate::engine::{Engine, Room};
 use crate::sharding::{IndexDomain, Sharding};
 use crate::zarr::{ChunkIndex, Codec, DType};

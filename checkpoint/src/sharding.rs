@@ -175,6 +175,15 @@ impl Sharding {
         }
     }
 
+    /// For every position the number of the piece that lies there; equal numbers, equal pieces.
+    #[must_use]
+    pub fn pieces(&self) -> Vec<usize> {
+        match &self.placement {
+            Placement::Replicated | Placement::Maximal(_) => vec![0; self.num_devices],
+            Placement::Tiled { tile_of, .. } => tile_of.clone(),
+        }
+    }
+
     /// One position for each distinct piece, the first that holds it, in rising order: together they hold the array once.
     #[must_use]
     pub fn first_holders(&self) -> Vec<usize> {

@@ -31,7 +31,8 @@ impl Elements {
     }
 
     /// All in one part: a copy where there are several.
-    pub(crate) fn joined(mut self) -> Bytes {
+    #[must_use]
+    pub fn joined(mut self) -> Bytes {
         if self.0.len() == 1 {
             return self.0.remove(0);
         }

@@ -17,3 +17,4 @@ mod sharded;
 mod shards;
 mod store;
 mod support;
+mod together;
