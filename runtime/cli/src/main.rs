@@ -7,6 +7,7 @@ mod anew;
 mod args;
 mod argv;
 mod cache_args;
+mod checkpoint_args;
 mod cluster;
 mod command;
 mod disk_cache;

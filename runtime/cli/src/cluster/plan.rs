@@ -13,6 +13,7 @@ use waystation_cache::config::Disk;
 
 use crate::{
     argv::parse_bool,
+    checkpoint_args::CheckpointArgs,
     command::{compile_child::InChild, proxy::MAX_SESSIONS},
     error::Failure,
     large_transfers,
@@ -53,6 +54,8 @@ pub(crate) struct ClusterArgs {
     /// Memory that arrays and executions may take of each device [default: no limit but the device's own]
     #[arg(long = "device_memory_bytes", value_name = "SIZE", value_parser = parse_some_bytes)]
     pub(crate) device_memory_bytes: Option<u64>,
+    #[command(flatten)]
+    pub(crate) checkpoints: CheckpointArgs,
     /// Compile in a child process, which a program that breaks the compiler ends in the worker's place [auto: with CPU plugins]
     #[arg(long = "compile_in_child", value_name = "auto|true|false", default_value = "auto", value_parser = InChild::parse)]
     pub(crate) compile_in_child: InChild,
@@ -118,6 +121,7 @@ pub(crate) struct Plan {
     plugin: PathBuf,
     lapack: Option<PathBuf>,
     device_memory_bytes: Option<u64>,
+    checkpoints: CheckpointArgs,
     compile_in_child: InChild,
     host_buffer_memory: u64,
     max_sessions: u32,
@@ -195,6 +199,7 @@ impl Plan {
             plugin,
             lapack,
             device_memory_bytes: args.device_memory_bytes,
+            checkpoints: args.checkpoints.clone(),
             compile_in_child: args.compile_in_child,
             host_buffer_memory: args.host_buffer_memory,
             max_sessions: args.max_sessions,
@@ -287,6 +292,7 @@ impl Plan {
                     self.device_memory_bytes
                         .map(|bytes| flag("device_memory_bytes", bytes.to_string())),
                 );
+                arguments.extend(self.checkpoints.flags());
                 arguments.extend(self.retention.ttl.arguments());
                 arguments.extend(self.bucket_unwell.then(|| "--bucket_unwell".into()));
                 // A worker that is started again is to know what the one before died of; the next cluster is not.
@@ -389,6 +395,9 @@ mod tests {
             plugin: "/p.so".into(),
             lapack: Some("/l.so".into()),
             device_memory_bytes: Some(9),
+            checkpoints: CheckpointArgs {
+                checkpoint_host_memory: 11,
+            },
             compile_in_child: InChild::No,
             host_buffer_memory: 7,
             max_sessions: 9,
@@ -442,6 +451,7 @@ mod tests {
         );
         assert_eq!(worker.lapack.as_deref(), Some(Path::new("/l.so")));
         assert_eq!(worker.device_memory_bytes, Some(9));
+        assert_eq!(worker.checkpoints.checkpoint_host_memory, 11);
         assert_eq!(worker.compile_in_child, InChild::No);
         assert_eq!(worker.local_transfers, LocalTransfers::Off);
         assert!(worker.role.parent_stdin);

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use clap::ArgAction;
 
 use crate::{
-    args::RoleArgs, argv::parse_bool, command::compile_child::InChild, error::Failure, flag_files,
-    lifetime, listen, local_transfers::LocalTransfers, location, plugin, python,
-    retention::TtlArgs, sharing, size::parse_some_bytes, threads, worker_cache::WorkerCacheArgs,
+    args::RoleArgs, argv::parse_bool, checkpoint_args::CheckpointArgs,
+    command::compile_child::InChild, error::Failure, flag_files, lifetime, listen,
+    local_transfers::LocalTransfers, location, plugin, python, retention::TtlArgs, sharing,
+    size::parse_some_bytes, threads, worker_cache::WorkerCacheArgs,
 };
 
 /// Port of Pathways' workers.
@@ -54,6 +55,8 @@ pub(crate) struct Args {
     /// Memory that arrays and executions may take of each device [default: no limit but the device's own]
     #[arg(long = "device_memory_bytes", value_name = "SIZE", value_parser = parse_some_bytes)]
     pub(crate) device_memory_bytes: Option<u64>,
+    #[command(flatten)]
+    pub(crate) checkpoints: CheckpointArgs,
     /// Compile in a child process, which a program that breaks the compiler ends in the worker's place [auto: with CPU plugins]
     #[arg(long = "compile_in_child", value_name = "auto|true|false", default_value = "auto", value_parser = InChild::parse)]
     pub(crate) compile_in_child: InChild,
@@ -104,6 +107,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     if args.local_transfers == LocalTransfers::Off {
         limits.segments = 0;
     }
+    args.checkpoints.apply(&mut limits);
     lifetime::run(args.role.parent_stdin, async |stop| {
         let location = args.cache.gcs_scratch_location.as_deref();
         let bucket = if args.bucket_unwell {

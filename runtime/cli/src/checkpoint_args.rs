@@ -1,0 +1,27 @@
+//! What a worker is told of checkpoints: its flags, and those of commands that start workers.
+
+use std::ffi::OsString;
+
+use crate::size::parse_some_bytes;
+
+/// How workers save and restore.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+pub(crate) struct CheckpointArgs {
+    /// Host memory of each worker for arrays on their way between devices and checkpoints
+    #[arg(long = "checkpoint_host_memory", value_name = "SIZE", default_value = "1GiB", value_parser = parse_some_bytes)]
+    pub(crate) checkpoint_host_memory: u64,
+}
+
+impl CheckpointArgs {
+    /// These flags for a worker's command line.
+    pub(crate) fn flags(&self) -> Vec<OsString> {
+        let memory = self.checkpoint_host_memory;
+        vec![format!("--checkpoint_host_memory={memory}").into()]
+    }
+
+    /// Sets what they say.
+    pub(crate) fn apply(&self, limits: &mut waystation_worker::Limits) {
+        limits.checkpoint_host_memory =
+            usize::try_from(self.checkpoint_host_memory).unwrap_or(usize::MAX);
+    }
+}
