@@ -25,7 +25,7 @@ use tonic::transport::{Channel, Endpoint};
 use waystation_proto::{
     BUILD_ID, LINK_VERSION,
     waystation::worker::{
-        Attach, CancelPut, Reply, Unload, op, reply, worker_client::WorkerClient,
+        Attach, Cancel, CancelPut, Reply, Unload, op, reply, worker_client::WorkerClient,
     },
 };
 
@@ -284,6 +284,11 @@ impl Link {
     /// Unloads an executable. Never waits.
     pub(crate) fn unload(&self, executable: u64) {
         self.lane.push(op::Op::Unload(Unload { executable }));
+    }
+
+    /// Tells the worker that nobody waits for what it does under `request`. Never waits.
+    pub(crate) fn cancel(&self, request: u64) {
+        self.lane.push(op::Op::Cancel(Cancel { request }));
     }
 
     /// Tells the worker that the bytes of a put will not come, and why. Never waits.

@@ -1,5 +1,7 @@
 //! `GET /metrics`: numbers of the proxy and its workers in Prometheus' text format.
 
+mod checkpoints;
+
 use std::fmt::{Display, Write as _};
 
 use serde_json::Value;
@@ -281,6 +283,12 @@ pub(crate) fn page(
             page.sample(&[("worker", worker)], number(status));
         }
     }
+    for (metric, kind, help, number) in checkpoints::NUMBERS {
+        page.metric(metric, kind, help);
+        for (worker, status) in &answered {
+            page.sample(&[("worker", worker)], number(&status.checkpoints));
+        }
+    }
     page.text
 }
 
@@ -334,6 +342,9 @@ mod tests {
             ]
             .map(|(name, count)| (name.to_owned(), count))
             .into(),
+            checkpoints: [("saves", 6), ("save_micros", 1_500_000)]
+                .map(|(name, count)| (name.to_owned(), count))
+                .into(),
             ..WorkerStatus::default()
         };
         let recorded = Recorded {
@@ -359,6 +370,9 @@ mod tests {
             "waystation_cache_saved_seconds_total{worker=\"a \\\"b\\\"\"} 2.5",
             "waystation_cache_queue{worker=\"a \\\"b\\\"\"} 2",
             "waystation_compiles_total{worker=\"a \\\"b\\\"\"} 3",
+            "waystation_checkpoint_saves_total{worker=\"a \\\"b\\\"\"} 6",
+            "waystation_checkpoint_save_seconds_total{worker=\"a \\\"b\\\"\"} 1.5",
+            "waystation_checkpoint_reads_total{worker=\"a \\\"b\\\"\"} 0",
             "# TYPE waystation_cache_queue gauge",
         ] {
             assert!(page.lines().any(|found| found == line), "{line}\n{page}");

@@ -112,7 +112,10 @@ async fn status(State(page): State<Page>) -> Json<Status> {
             );
         }
     }
-    totals.insert("cache".to_owned(), json!(cache_totals(&workers)));
+    for group in ["cache", "checkpoints"] {
+        let sums = json!(group_totals(&workers, group));
+        totals.insert(group.to_owned(), sums);
+    }
     Json(Status {
         build: waystation_proto::BUILD_ID,
         ready: cluster.is_some() && links.iter().all(|link| !link.is_dead()),
@@ -127,11 +130,11 @@ async fn status(State(page): State<Page>) -> Json<Status> {
     })
 }
 
-/// What the workers' caches have counted, by name.
-fn cache_totals(workers: &[Value]) -> BTreeMap<&str, u64> {
+/// What all workers have counted in a group of counters, by name.
+fn group_totals<'a>(workers: &'a [Value], group: &str) -> BTreeMap<&'a str, u64> {
     let mut totals = BTreeMap::new();
     for worker in workers {
-        for (name, number) in worker["cache"].as_object().into_iter().flatten() {
+        for (name, number) in worker[group].as_object().into_iter().flatten() {
             let total: &mut u64 = totals.entry(name.as_str()).or_default();
             *total = total.saturating_add(number.as_u64().unwrap_or(0));
         }
@@ -224,6 +227,7 @@ fn show(link: &Link, status: &WorkerStatus) -> Value {
         shown[name] = json!(text);
     }
     shown["cache"] = json!(status.cache);
+    shown["checkpoints"] = json!(status.checkpoints);
     // By device: nothing to sum up.
     shown["device_memory"] = json!({
         "limit_bytes": status.device_memory_limit_bytes,
@@ -297,7 +301,7 @@ mod tests {
             json!({"name": "c", "cache": {"compiles": 3}}),
         ];
         let expected = BTreeMap::from([("compiles", 5), ("claims", 1)]);
-        assert_eq!(cache_totals(&workers), expected);
+        assert_eq!(group_totals(&workers, "cache"), expected);
     }
 
     #[test]

@@ -77,8 +77,8 @@ pub struct Limits {
     pub compiles: usize,
     /// How long a compile goes on that nobody waits for any more.
     pub unwanted_compile: Duration,
-    /// Host bytes of checkpoint pieces between devices and buckets, beside what the checkpoint engine stages.
-    pub staging_bytes: usize,
+    /// Host bytes of arrays on their way between devices and checkpoints.
+    pub checkpoint_host_memory: usize,
     /// How long a shutdown waits for what is under way.
     pub grace: Duration,
 }
@@ -98,7 +98,7 @@ impl Default for Limits {
             inline_read_bytes: 64 << 10,
             compiles: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
             unwanted_compile: Duration::from_secs(60),
-            staging_bytes: 1 << 30,
+            checkpoint_host_memory: 1 << 30,
             grace: Duration::from_secs(5),
         }
     }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use crossbeam_channel::Sender;
 use tokio::{
     runtime::Handle,
-    sync::{Semaphore, SemaphorePermit},
+    sync::{OnceCell, watch},
 };
 use waystation_pjrt::{Client, Memory};
 use waystation_proto::{
-    tensorflow::{StatusProto, error::Code},
+    tensorflow::StatusProto,
     waystation::worker::{Attach, Op},
 };
 
@@ -20,14 +20,6 @@ use crate::{
 
 /// Work for the dispatch thread on a session's state.
 pub(crate) type Job = Box<dyn FnOnce(&mut Session) + Send>;
-
-/// See [`Core::staging`]: a semaphore counts no further than 2^32.
-const STAGING_UNIT: usize = 64 << 10;
-
-/// Permits of [`Core::staging`] for so many bytes.
-pub(crate) fn staging_units(bytes: usize) -> u32 {
-    u32::try_from(bytes.div_ceil(STAGING_UNIT).max(1)).unwrap_or(u32::MAX)
-}
 
 /// A call of the data service: on the session that it names, or with the reason why that is not there.
 pub(crate) type DataCall = Box<dyn FnOnce(Result<&mut Session, StatusProto>) + Send>;
@@ -69,8 +61,12 @@ pub(crate) struct Core {
     pub(crate) peers: Arc<Peers>,
     pub(crate) segments: Arc<Segments>,
     pub(crate) checkpoints: waystation_checkpoint::Engine,
-    /// Host bytes of checkpoint pieces, in units of [`STAGING_UNIT`].
-    pub(crate) staging: Semaphore,
+    /// The worker, for messages: "slice 0 task 1".
+    pub(crate) place: String,
+    /// Whether the plugin can copy parts of a buffer to the host.
+    pub(crate) reads_parts: OnceCell<bool>,
+    /// Saves that have not been answered.
+    pub(crate) saves: watch::Sender<usize>,
 }
 
 impl Core {
@@ -83,12 +79,10 @@ impl Core {
         });
     }
 
-    /// Waits for room for so many host bytes of a checkpoint; a piece larger than the bound gets all of it.
-    pub(crate) async fn stage(&self, bytes: usize) -> Result<SemaphorePermit<'_>, StatusProto> {
-        let most = staging_units(self.limits.staging_bytes);
-        let units = staging_units(bytes).min(most);
-        let room = self.staging.acquire_many(units).await;
-        room.map_err(|_| status::of(Code::Cancelled, "the worker is going down"))
+    /// Waits until no save is left.
+    pub(crate) async fn no_saves(&self) {
+        // Fails only without a sender, which is here.
+        let _ = self.saves.subscribe().wait_for(|saves| *saves == 0).await;
     }
 
     /// Whether that is the device's default memory, which alone is accounted against its limit.

@@ -1,7 +1,7 @@
 //! What the worker counts. Written by the dispatch thread and its helpers, read by `GetStatus`.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Counters of the process since its start; `compiling_in_child`, `array_bytes`, `shards` and `executables`
 /// are gauges.
@@ -26,6 +26,8 @@ pub(crate) struct Counters {
     pub(crate) pulled_bytes: AtomicU64,
     pub(crate) saved_bytes: AtomicU64,
     pub(crate) restored_bytes: AtomicU64,
+    pub(crate) saves: Persists,
+    pub(crate) restores: Persists,
     pub(crate) executables: AtomicU64,
     pub(crate) watches: AtomicU64,
     pub(crate) watch_nanos: AtomicU64,
@@ -33,6 +35,22 @@ pub(crate) struct Counters {
     pub(crate) read_nanos: AtomicU64,
     /// Loads that found the same program for the same devices already in the process.
     pub(crate) shared_loads: AtomicU64,
+}
+
+/// Saves or restores that have ended.
+#[derive(Debug, Default)]
+pub(crate) struct Persists {
+    pub(crate) good: AtomicU64,
+    pub(crate) failed: AtomicU64,
+    pub(crate) nanos: AtomicU64,
+}
+
+impl Persists {
+    /// One more has ended.
+    pub(crate) fn ended(&self, begun: Instant, is_good: bool) {
+        add(if is_good { &self.good } else { &self.failed }, 1);
+        add_time(&self.nanos, begun.elapsed());
+    }
 }
 
 /// Adds to a counter.

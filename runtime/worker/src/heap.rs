@@ -1,4 +1,5 @@
-//! Gives memory back to the system once many shards have been freed and the worker has come to rest at that.
+//! Gives memory back to the system once many shards, or what a checkpoint held on its way, have been freed and the worker
+//! has come to rest at that.
 
 use std::{sync::Arc, sync::atomic::Ordering, time::Duration};
 
@@ -15,9 +16,10 @@ const SHARD_BYTES: u64 = 1 << 10;
 /// How many more times the heap is walked after that.
 const ECHOES: u32 = 4;
 
-/// Watches the accounted bytes and the segments until `stop` is cancelled.
+/// Watches the accounted bytes, those of checkpoints under way, and the segments until `stop` is cancelled.
 pub(crate) async fn watch(
     counters: Arc<Counters>,
+    checkpoints: waystation_checkpoint::Engine,
     segments: Arc<Segments>,
     stop: CancellationToken,
 ) {
@@ -31,6 +33,7 @@ pub(crate) async fn watch(
         }
         segments.sweep();
         let bytes = counters.array_bytes.load(Ordering::Relaxed);
+        let bytes = bytes.saturating_add(checkpoints.totals().host_memory_bytes);
         let shards = counters.shards.load(Ordering::Relaxed);
         if level.has_fallen(bytes.saturating_add(shards.saturating_mul(SHARD_BYTES))) {
             // Fails only when the runtime ends.

@@ -2,9 +2,13 @@
 
 use std::collections::HashMap;
 
-use waystation_checkpoint::{IndexDomain, RestoreArray, SaveArray, Sharding};
+use waystation_checkpoint::{Cut, IndexDomain, RestoreArray, SaveArray, Sharding};
 use waystation_pjrt::ElementType;
-use waystation_proto::{tensorflow::StatusProto, waystation::worker::ArrayFile, xla::OpSharding};
+use waystation_proto::{
+    tensorflow::StatusProto,
+    waystation::worker::{ArrayFile, save_arrays::Share},
+    xla::OpSharding,
+};
 
 use crate::{dtype::Dtype, status};
 
@@ -16,14 +20,17 @@ pub(crate) struct Pieces {
     pub(crate) writes_metadata: bool,
 }
 
-/// One shard to write.
+/// One shard to write, or a share of it.
 #[derive(Debug)]
 pub(crate) struct Piece {
     /// Index among the item's shards.
     pub(crate) shard: usize,
-    pub(crate) domain: IndexDomain,
-    /// Host bytes of it.
+    /// The global id of the shard's device.
+    pub(crate) device: i32,
+    /// Host bytes of all of the shard.
     pub(crate) bytes: usize,
+    /// What is written of it.
+    pub(crate) cuts: Vec<Cut>,
 }
 
 impl Pieces {
@@ -31,15 +38,17 @@ impl Pieces {
     pub(crate) fn plan(
         file: Option<ArrayFile>,
         positions: &[u32],
+        shares: &[Share],
         shards: &[(ElementType, &[i64])],
         writes_metadata: bool,
     ) -> Result<Pieces, StatusProto> {
         let (file, sharding, domains) = lay(file)?;
-        if positions.len() != shards.len() {
+        if positions.len() != shards.len() || shares.len() != shards.len() {
             return Err(status::invalid(format!(
-                "'{}': {} positions for {} shards",
+                "'{}': {} positions and {} shares for {} shards",
                 file.name,
                 positions.len(),
+                shares.len(),
                 shards.len()
             )));
         }
@@ -47,6 +56,14 @@ impl Pieces {
             (0, Some((element, _))) => Dtype::of_element(*element)?,
             (number, _) => Dtype::of_number(number)?,
         };
+        let array = SaveArray::sharded(
+            &file.location,
+            &file.name,
+            dtype.primitive,
+            &file.dims,
+            &sharding,
+        )
+        .map_err(|error| of_checkpoint(&error))?;
         let mut pieces = Vec::new();
         for (shard, (&position, &(element, dims))) in positions.iter().zip(shards).enumerate() {
             let (position, domain) = at(&file, &domains, position)?;
@@ -58,29 +75,34 @@ impl Pieces {
                     domain.shape
                 )));
             }
-            // Of equal pieces the first holder writes, here or on another worker.
-            if sharding.first_holder(position) == Some(position) {
-                let bytes = domain
-                    .num_elements()
-                    .and_then(|elements| elements.checked_mul(dtype.host_bytes))
-                    .ok_or_else(|| {
-                        status::invalid(format!("'{}': too large a shard", file.name))
-                    })?;
+            let Share { part, parts } = shares[shard];
+            if parts == 0 {
+                continue;
+            }
+            let too_large = || status::invalid(format!("'{}': too large a shard", file.name));
+            let bytes = domain
+                .num_elements()
+                .and_then(|elements| elements.checked_mul(dtype.host_bytes))
+                .ok_or_else(too_large)?;
+            let cuts = array.cut(domain).ok_or_else(too_large)?.into_iter();
+            let cuts = cuts.zip(0u32..);
+            let cuts: Vec<Cut> = cuts
+                .filter(|(_, number)| number % parts == part)
+                .map(|(cut, _)| cut)
+                .collect();
+            // Its range is taken from a copy of the shard.
+            if cuts.iter().any(|cut| cut.bytes.end > bytes) {
+                return Err(too_large());
+            }
+            if !cuts.is_empty() {
                 pieces.push(Piece {
                     shard,
-                    domain: domain.clone(),
+                    device: file.device_ids.get(position).copied().unwrap_or(-1),
                     bytes,
+                    cuts,
                 });
             }
         }
-        let array = SaveArray::sharded(
-            &file.location,
-            &file.name,
-            dtype.primitive,
-            &file.dims,
-            &sharding,
-        )
-        .map_err(|error| of_checkpoint(&error))?;
         Ok(Pieces {
             array,
             pieces,
@@ -204,18 +226,26 @@ mod tests {
 
     const HALF: (ElementType, &[i64]) = (ElementType::F32, &[4]);
 
+    const ALL: Share = Share { part: 0, parts: 1 };
+    const NONE: Share = Share { part: 0, parts: 0 };
+
     #[test]
-    fn the_first_holder_of_a_piece_writes_it() {
-        let plan = Pieces::plan(file(), &[0, 1, 2], &[HALF, HALF, HALF], true).unwrap();
-        let pieces: Vec<(usize, i64, usize)> = plan
+    fn of_a_shard_its_share_is_written() {
+        let (positions, shards) = ([0, 1, 2], [HALF; 3]);
+        let plan = Pieces::plan(file(), &positions, &[ALL, NONE, ALL], &shards, true).unwrap();
+        let pieces: Vec<(usize, i32, i64, usize)> = plan
             .pieces
             .iter()
-            .map(|piece| (piece.shard, piece.domain.origin[0], piece.bytes))
+            .map(|piece| {
+                let origin = piece.cuts[0].domain.origin[0];
+                (piece.shard, piece.device, origin, piece.bytes)
+            })
             .collect();
-        assert_eq!(pieces, [(0, 0, 16), (2, 4, 16)]);
+        assert_eq!(pieces, [(0, 0, 0, 16), (2, 2, 4, 16)]);
         assert_eq!(plan.array.dtype, PrimitiveType::F32);
-        // A worker with the other copies only writes nothing.
-        let plan = Pieces::plan(file(), &[1, 3], &[HALF, HALF], false).unwrap();
+        // It has one chunk alone.
+        let second = Share { part: 1, parts: 2 };
+        let plan = Pieces::plan(file(), &[1, 3], &[NONE, second], &[HALF; 2], false).unwrap();
         assert!(plan.pieces.is_empty() && !plan.writes_metadata);
     }
 
@@ -233,12 +263,14 @@ mod tests {
 
     #[test]
     fn pieces_that_do_not_fit_are_refused() {
-        assert!(Pieces::plan(None, &[], &[], false).is_err());
-        assert!(Pieces::plan(file(), &[0, 1], &[HALF], false).is_err());
-        assert!(Pieces::plan(file(), &[4], &[HALF], false).is_err());
-        assert!(Pieces::plan(file(), &[0], &[(ElementType::F32, &[3])], false).is_err());
+        assert!(Pieces::plan(None, &[], &[], &[], false).is_err());
+        assert!(Pieces::plan(file(), &[0, 1], &[ALL; 2], &[HALF], false).is_err());
+        assert!(Pieces::plan(file(), &[0], &[], &[HALF], false).is_err());
+        assert!(Pieces::plan(file(), &[4], &[ALL], &[HALF], false).is_err());
+        let three = [(ElementType::F32, &[3][..])];
+        assert!(Pieces::plan(file(), &[0], &[ALL], &three, false).is_err());
         let mixed = [HALF, (ElementType::S32, &[4][..])];
-        assert!(Pieces::plan(file(), &[0, 2], &mixed, false).is_err());
+        assert!(Pieces::plan(file(), &[0, 2], &[ALL; 2], &mixed, false).is_err());
         assert!(Boxes::plan(file(), &[0]).is_err(), "a restore needs a type");
     }
 }

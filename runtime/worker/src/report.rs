@@ -1,8 +1,13 @@
 //! What `GetStatus` answers.
 
+use std::collections::HashMap;
+
 use waystation_proto::waystation::worker::WorkerStatus;
 
-use crate::{core::Core, counters};
+use crate::{
+    core::Core,
+    counters::{self, Persists},
+};
 
 /// The parts of a status that never change.
 #[derive(Clone, Debug)]
@@ -61,6 +66,7 @@ impl Report {
             programs: counters::get(&ours.programs),
             program_seconds: counters::seconds(&ours.program_nanos),
             key_seconds: counters::seconds(&ours.key_nanos),
+            checkpoints: checkpoints(core),
             cache: cache
                 .all()
                 .chain([("hlo_texts_left_out", core.compiler.texts_left_out())])
@@ -69,4 +75,28 @@ impl Report {
             cache_queue: core.compiler.cache().waiting() as u64,
         }
     }
+}
+
+/// What saves and restores count.
+fn checkpoints(core: &Core) -> HashMap<String, u64> {
+    let (ours, totals) = (&core.counters, core.checkpoints.totals());
+    let micros = |persists: &Persists| counters::get(&persists.nanos) / 1000;
+    [
+        ("saves", counters::get(&ours.saves.good)),
+        ("saves_failed", counters::get(&ours.saves.failed)),
+        ("save_micros", micros(&ours.saves)),
+        ("saved_bytes", counters::get(&ours.saved_bytes)),
+        ("restores", counters::get(&ours.restores.good)),
+        ("restores_failed", counters::get(&ours.restores.failed)),
+        ("restore_micros", micros(&ours.restores)),
+        ("restored_bytes", counters::get(&ours.restored_bytes)),
+        ("writes", totals.writes),
+        ("written_bytes", totals.written_bytes),
+        ("reads", totals.reads),
+        ("read_bytes", totals.read_bytes),
+        ("hedged_reads", totals.hedged_reads),
+        ("host_memory_bytes", totals.host_memory_bytes),
+    ]
+    .map(|(name, number)| (name.to_owned(), number))
+    .into()
 }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use tokio::sync::Semaphore;
+use tokio::sync::{OnceCell, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::TcpIncoming;
 use waystation_cache::{Cache, platform};
@@ -16,7 +16,7 @@ use crate::{
     child::Compilers,
     compiler::{Compiler, Identity},
     config::Config,
-    core::{Core, Event, staging_units},
+    core::{Core, Event},
     counters::Counters,
     dispatch,
     error::Error,
@@ -88,7 +88,11 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
     );
     // Unbounded for the plugin's threads, which must not wait; what fills it is bounded by the ops taken off the stream.
     let (events, receiver) = crossbeam_channel::unbounded();
-    let staging = Semaphore::new(staging_units(config.limits.staging_bytes) as usize);
+    let checkpoints = waystation_checkpoint::Engine::new(waystation_checkpoint::Config {
+        host_memory_bytes: config.limits.checkpoint_host_memory,
+        process: format!("w{}t{}", config.slice, config.task),
+        ..waystation_checkpoint::Config::default()
+    });
     let ledger = Ledger::new(client.devices().len(), config.limits.device_memory_bytes);
     let segments = Segments::new(config.limits.segments);
     let core = Arc::new(Core {
@@ -102,8 +106,10 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
         compiler: Arc::new(compiler),
         peers: Arc::new(Peers::default()),
         segments,
-        checkpoints: waystation_checkpoint::Engine::new(waystation_checkpoint::Config::default()),
-        staging,
+        checkpoints,
+        place: format!("slice {} task {}", config.slice, config.task),
+        reads_parts: OnceCell::new(),
+        saves: watch::Sender::new(0),
     });
     let thread = dispatch::start(Arc::clone(&core), receiver).map_err(|error| Error::Dispatch {
         what: format!("could not be started: {error}"),
@@ -142,6 +148,7 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
 
     tokio::spawn(heap::watch(
         Arc::clone(&core.counters),
+        core.checkpoints.clone(),
         Arc::clone(&core.segments),
         stop.clone(),
     ));

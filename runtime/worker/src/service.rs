@@ -85,11 +85,16 @@ impl Worker for Service {
             serial,
         };
         let reader = tokio::spawn(read_ops(Arc::clone(&self.core), ops, serial, gauge, window));
+        let (core, stop) = (Arc::clone(&self.core), self.stop.clone());
         let replies = Replies {
             inbox,
             reader,
             _end: end,
-            stop: self.stop.clone(),
+            // A save that is under way may end well, for as long as a shutdown waits.
+            over: Box::pin(async move {
+                stop.cancelled().await;
+                core.no_saves().await;
+            }),
         };
         Ok(Response::new(Box::pin(futures::stream::unfold(
             replies,
@@ -303,7 +308,7 @@ struct Replies {
     inbox: Inbox,
     reader: tokio::task::JoinHandle<()>,
     _end: EndOnDrop,
-    stop: CancellationToken,
+    over: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
 impl Replies {
@@ -314,7 +319,7 @@ impl Replies {
             reply = self.inbox.next() => reply.map(|reply| (Ok(reply), self)),
             // The end of the op stream is the proxy's way to end the session.
             _ = &mut self.reader => None,
-            () = self.stop.cancelled() => None,
+            () = &mut self.over => None,
         }
     }
 }

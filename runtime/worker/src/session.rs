@@ -27,7 +27,7 @@ use waystation_proto::{
 };
 
 use self::{
-    launch::Launches, persist::Saves, program::Program, put::Puts, read::Transfers,
+    launch::Launches, persist::Persists, program::Program, put::Puts, read::Transfers,
     reshard::Reshards, room::Room, watch::Watches,
 };
 pub(crate) use self::{
@@ -76,7 +76,7 @@ pub(crate) struct Session {
     watches: Watches,
     programs: HashMap<u64, Rc<Program>>,
     launches: Launches,
-    saves: Saves,
+    persists: Persists,
     room: Room,
     /// Whose op was the last one, or goes on.
     client: Arc<Usage>,
@@ -111,7 +111,7 @@ impl Session {
             watches: Watches::default(),
             programs: HashMap::new(),
             launches: Launches::default(),
-            saves: Saves::default(),
+            persists: Persists::default(),
             room: Room::default(),
             reshards: Reshards::default(),
         }
@@ -173,6 +173,7 @@ impl Session {
             op::Op::DefaultLayout(op) => self.default_layout(&op),
             op::Op::SaveArrays(op) => self.save_arrays(op),
             op::Op::RestoreArrays(op) => self.restore_arrays(op),
+            op::Op::Cancel(op) => self.cancel(op.request),
         }
         self.settle();
     }

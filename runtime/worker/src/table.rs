@@ -22,6 +22,9 @@ pub(crate) struct Slot {
     state: RefCell<State>,
     /// Waiting ops that will read the value: while there are any, an execution must not take the buffer over.
     holds: Cell<u32>,
+    /// Saves that have not copied the value yet, and the waits to tell when they have.
+    saves: Cell<u32>,
+    after_saves: RefCell<Vec<u64>>,
 }
 
 /// What is known of a shard.
@@ -58,6 +61,8 @@ impl Slot {
         Rc::new(Slot {
             state: RefCell::new(state),
             holds: Cell::new(0),
+            saves: Cell::new(0),
+            after_saves: RefCell::default(),
         })
     }
 
@@ -108,6 +113,29 @@ impl Slot {
 
     pub(crate) fn is_held(&self) -> bool {
         self.holds.get() > 0
+    }
+
+    /// A save is going to copy the value. An execution that takes it over waits for that.
+    pub(crate) fn begin_save(&self) {
+        self.saves.set(self.saves.get() + 1);
+    }
+
+    /// The save has copied it, or never will; returns the waits to tell.
+    pub(crate) fn end_save(&self) -> Vec<u64> {
+        self.saves.set(self.saves.get().saturating_sub(1));
+        if self.is_being_saved() {
+            return Vec::new();
+        }
+        self.after_saves.take()
+    }
+
+    pub(crate) fn is_being_saved(&self) -> bool {
+        self.saves.get() > 0
+    }
+
+    /// Asks to be told by the number of a wait when no save is to copy the value any more.
+    pub(crate) fn await_saves(&self, wait: u64) {
+        self.after_saves.borrow_mut().push(wait);
     }
 }
 

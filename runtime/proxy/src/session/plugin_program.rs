@@ -2,10 +2,15 @@
 //! workers write arrays to a checkpoint and read them from one, and resharding. The proxy only says who does what; no array
 //! byte and nothing of the storage format passes here.
 
+mod working;
+
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use futures::future::{BoxFuture, try_join_all};
-use waystation_checkpoint::persistence::{self, ReadItem, WriteItem};
+use futures::future::BoxFuture;
+use waystation_checkpoint::{
+    Spread,
+    persistence::{self, ReadItem, WriteItem},
+};
 use waystation_proto::{
     waystation::worker::{
         ArrayFile, RestoreArrays, SaveArrays, Target, op, restore_arrays, save_arrays,
@@ -22,6 +27,7 @@ use waystation_proto::{
     },
 };
 
+use self::working::Working;
 use super::{
     Future, Handled, Outcome, Session, UserContext,
     arrays::result_handles,
@@ -32,8 +38,8 @@ use super::{
 };
 use crate::{
     array::{Array, Shard},
+    cluster::Cluster,
     convert::{Sharding, Tiling},
-    link::Answer,
     status::{self, Status},
 };
 
@@ -59,11 +65,7 @@ impl Asked {
             {
                 ReshardProgram::parse(text).map(Self::Reshard)
             }
-            Err(e) => Err(Status {
-                code: e.code() as i32,
-                message: e.report(),
-                payload: Default::default(),
-            }),
+            Err(e) => Err(of_checkpoint(&e)),
         }
     }
 
@@ -104,6 +106,11 @@ impl Session {
         program: &PluginProgram,
         request: LoadedExecutableExecuteRequest,
     ) -> Handled {
+        let wants_status = request
+            .execute_options
+            .as_ref()
+            .is_some_and(|options| options.fill_status);
+        let idle = || -> BoxFuture<'static, _> { Box::pin(std::future::ready(Ok(()))) };
         let (done, outputs): (BoxFuture<'static, _>, _) = match &program.0 {
             Asked::Write(items) => {
                 result_handles(
@@ -111,10 +118,15 @@ impl Session {
                     0,
                     "Execute of a persistence write",
                 )?;
-                let answers = self
+                let working = self
                     .save(user_context, items, &request.args_handles)
                     .await?;
-                (Box::pin(all(answers)), Vec::new())
+                if wants_status {
+                    (working.together(), Vec::new())
+                } else {
+                    working.let_be();
+                    (idle(), Vec::new())
+                }
             }
             Asked::Read(items) => {
                 if !request.args_handles.is_empty() {
@@ -127,8 +139,14 @@ impl Session {
                     items.len(),
                     "Execute of a persistence read",
                 )?;
-                let (answers, arrays) = self.restore(user_context, items).await?;
-                (Box::pin(all(answers)), self.results(arrays, handles)?)
+                let (working, arrays) = self.restore(user_context, items).await?;
+                let outputs = self.results(arrays, handles)?;
+                if wants_status {
+                    (working.each(), outputs)
+                } else {
+                    working.let_be();
+                    (idle(), outputs)
+                }
             }
             Asked::Reshard(program) => {
                 let handles = result_handles(
@@ -143,9 +161,6 @@ impl Session {
                 (Box::pin(ready), self.results(arrays, handles)?)
             }
         };
-        let wants_status = request
-            .execute_options
-            .is_some_and(|options| options.fill_status);
         let mut status_handle = 0;
         if wants_status {
             status_handle = if request.result_status_handle != 0 {
@@ -191,7 +206,7 @@ impl Session {
         user_context: &UserContext,
         items: &[WriteItem],
         args: &[u64],
-    ) -> Result<Vec<Answer>, Status> {
+    ) -> Result<Working, Status> {
         if args.len() != items.len() {
             return Err(status::invalid_argument(format!(
                 "Bad PluginProgram: {} arrays to write, {} arguments",
@@ -201,6 +216,7 @@ impl Session {
         }
         let cluster = Arc::clone(self.cluster()?);
         let mut by_link: BTreeMap<usize, Vec<save_arrays::Item>> = BTreeMap::new();
+        let mut spread = Spread::default();
         for (item, &handle) in items.iter().zip(args) {
             let array = self.array(user_context, handle)?;
             if array.dims != item.dims || array.shards.len() != item.device_ids.len() {
@@ -221,8 +237,10 @@ impl Session {
                 &item.device_ids,
                 array.numbers("an array to save")?,
             );
+            let dtype = array.numbers("an array to save")?;
+            let shares = shares(&mut spread, &cluster, item, dtype)?;
             let mut parts: BTreeMap<usize, save_arrays::Item> = BTreeMap::new();
-            for (position, &id) in (0u32..).zip(&item.device_ids) {
+            for ((position, &id), share) in (0u32..).zip(&item.device_ids).zip(shares) {
                 let found = array.shards.iter().find(|shard| shard.device == id);
                 let (Some(device), Some(shard)) = (cluster.device(id), found) else {
                     return Err(status::invalid_argument(format!(
@@ -240,24 +258,37 @@ impl Session {
                     });
                 part.shards.push(shard.id);
                 part.positions.push(position);
+                part.shares.push(share);
             }
             for (link, part) in parts {
                 by_link.entry(link).or_default().push(part);
             }
         }
         let timeout_ms = timeout_ms(items.iter().map(|i| i.timeout));
-        let mut answers = Vec::with_capacity(by_link.len());
-        for (link, items) in by_link {
+        let names: Vec<String> = by_link
+            .keys()
+            .map(|&link| cluster.links[link].name.to_string())
+            .collect();
+        let nonce = working::nonce();
+        let mut working = Working::default();
+        for (place, (link, items)) in (0u32..).zip(by_link) {
             let request = self.shared.ids.next();
+            let together = (names.len() > 1).then(|| save_arrays::Together {
+                nonce: nonce.clone(),
+                place,
+                names: names.clone(),
+            });
             let op = op::Op::SaveArrays(SaveArrays {
                 request,
                 items,
                 timeout_ms,
                 user_context: user_context.id(),
+                together,
             });
-            answers.push(cluster.links[link].call(request, op).await);
+            let link = &cluster.links[link];
+            working.add(link, request, link.call(request, op).await);
         }
-        Ok(answers)
+        Ok(working)
     }
 
     /// Makes the arrays; the workers fill them.
@@ -265,7 +296,7 @@ impl Session {
         &mut self,
         user_context: &UserContext,
         items: &[ReadItem],
-    ) -> Result<(Vec<Answer>, Vec<Array>), Status> {
+    ) -> Result<(Working, Vec<Array>), Status> {
         let cluster = Arc::clone(self.cluster()?);
         let mut by_link: BTreeMap<usize, Vec<restore_arrays::Item>> = BTreeMap::new();
         let mut arrays = Vec::with_capacity(items.len());
@@ -311,7 +342,7 @@ impl Session {
             arrays.push(Array::new(item.dtype, item.dims.clone(), sharding, shards));
         }
         let timeout_ms = timeout_ms(items.iter().map(|i| i.timeout));
-        let mut answers = Vec::with_capacity(by_link.len());
+        let mut working = Working::default();
         for (link, items) in by_link {
             let request = self.shared.ids.next();
             let op = op::Op::RestoreArrays(RestoreArrays {
@@ -320,17 +351,49 @@ impl Session {
                 timeout_ms,
                 user_context: user_context.id(),
             });
-            answers.push(cluster.links[link].call(request, op).await);
+            let link = &cluster.links[link];
+            working.add(link, request, link.call(request, op).await);
         }
-        Ok((answers, arrays))
+        Ok((working, arrays))
     }
 }
 
-/// When all have answered, or the first failure.
-async fn all(answers: Vec<Answer>) -> Result<(), Status> {
-    try_join_all(answers.into_iter().map(Answer::wait))
-        .await
-        .map(|_| ())
+/// What each worker writes of the shard at each position. Devices that are not there have no share.
+fn shares(
+    spread: &mut Spread,
+    cluster: &Cluster,
+    item: &WriteItem,
+    dtype: PrimitiveType,
+) -> Result<Vec<save_arrays::Share>, Status> {
+    let devices = item.device_ids.iter().map(|&id| cluster.device(id));
+    let workers: Vec<usize> = devices.map(|device| device.map_or(0, |d| d.link)).collect();
+    let sharding =
+        waystation_checkpoint::Sharding::new(&item.sharding, workers.len()).map_err(named(item))?;
+    let shares = spread.shares(dtype, &item.dims, &sharding, &workers);
+    let shares = shares.map_err(named(item))?.into_iter();
+    Ok(shares
+        .map(|share| save_arrays::Share {
+            part: share.part,
+            parts: share.parts,
+        })
+        .collect())
+}
+
+fn named(item: &WriteItem) -> impl Fn(waystation_checkpoint::Error) -> Status {
+    |error| {
+        let mut status = of_checkpoint(&error);
+        status.message = format!("saving '{}': {}", item.name, status.message);
+        status
+    }
+}
+
+/// The checkpoint crate's error under its own code.
+fn of_checkpoint(error: &waystation_checkpoint::Error) -> Status {
+    Status {
+        code: error.code() as i32,
+        message: error.report(),
+        payload: Default::default(),
+    }
 }
 
 fn array_file(

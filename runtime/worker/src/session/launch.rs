@@ -70,7 +70,10 @@ impl Session {
         let soon = loaded.is_some()
             && args
                 .iter()
-                .all(|slot| !matches!(slot.value(), Value::Pending { soon: false }));
+                .all(|slot| !matches!(slot.value(), Value::Pending { soon: false }))
+            && loaded.as_ref().is_some_and(|loaded| {
+                saved(&args, loaded.donated(&op.non_donatable), devices).is_empty()
+            });
         let results = match self.new_results(&op, devices, soon) {
             Ok(results) => results,
             Err(status) => {
@@ -139,7 +142,7 @@ impl Session {
         if !retired {
             self.retire_donated(&loaded, op, program.devices);
         }
-        let launch = Launch {
+        let mut launch = Launch {
             loaded,
             args,
             results,
@@ -153,7 +156,22 @@ impl Session {
             watch: op.watch,
             _permit: permit,
         };
-        self.launches.ready.insert(sequence, launch);
+        // What it takes over, a save must have copied first: a copy of its own might not have room.
+        let own = launch.loaded.donated(&op.non_donatable);
+        let saved = saved(&launch.args, own, program.devices);
+        if saved.is_empty() {
+            self.launches.ready.insert(sequence, launch);
+            return;
+        }
+        // What it waits for takes as long as it takes.
+        launch._permit = None;
+        let wait = self.mint();
+        for slot in &saved {
+            slot.await_saves(wait);
+        }
+        self.park(wait, saved.len(), Vec::new(), move |session| {
+            session.launches.ready.insert(sequence, launch);
+        });
     }
 
     /// Pending slots for the results, in the table.
@@ -380,6 +398,15 @@ impl Session {
 const MAX_RESULT_SHARDS: usize = 1 << 22;
 
 /// Whether the op's counts are those of the program.
+/// The shards that an execution takes over and a save is to copy. `args`: [argument][device].
+fn saved(args: &[Rc<Slot>], donated: impl Iterator<Item = usize>, devices: usize) -> Vec<Rc<Slot>> {
+    let own = donated.flat_map(|parameter| {
+        let start = parameter.saturating_mul(devices);
+        args.iter().skip(start).take(devices)
+    });
+    own.filter(|slot| slot.is_being_saved()).cloned().collect()
+}
+
 fn fits(op: &Execute, loaded: &Loaded, devices: usize) -> Result<(), StatusProto> {
     let (parameters, results) = (
         loaded.info.parameters.len(),

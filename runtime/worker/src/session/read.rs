@@ -12,6 +12,7 @@ use waystation_proto::{
     waystation::worker::{Read, ReadDone, reply},
 };
 
+pub(super) use self::pieces::lies_as_wanted;
 use super::Session;
 use crate::{
     counters,
@@ -230,6 +231,22 @@ impl Session {
         then: impl FnOnce(Result<Block, Fault>) + Send + 'static,
     ) {
         self.read_host_into(slot, shard, None, then);
+    }
+
+    /// As [`Self::read_host`], of a shard that nothing takes over meanwhile.
+    pub(super) fn read_kept(
+        &self,
+        shard: &Shard,
+        then: impl FnOnce(Result<Block, Fault>) + Send + 'static,
+    ) {
+        let user_context = shard.origin.user_context();
+        if shard.bytes() <= COPY_HERE_BYTES {
+            copy_to_host(&shard.buffer, user_context, None, then);
+            return;
+        }
+        let buffer = shard.buffer.clone();
+        let copy = move || copy_to_host(&buffer, user_context, None, then);
+        self.core.runtime.spawn_blocking(copy);
     }
 
     /// Like [`Self::read_host`], into a segment where there is one.

@@ -5,12 +5,14 @@ use std::path::Path;
 use waystation_proto::{
     tensorflow::error::Code,
     waystation::worker::{
-        ArrayFile, Fail, Put, RestoreArrays, SaveArrays, op, restore_arrays, save_arrays,
+        ArrayFile, Cancel, Fail, Put, RestoreArrays, SaveArrays, op, restore_arrays,
+        save_arrays::{self, Share, Together},
     },
     xla::{OpSharding, PrimitiveType, op_sharding::Type},
 };
+use waystation_worker::Limits;
 
-use crate::support::{Session, Worker, failure, floats, target, user_context};
+use crate::support::{PATIENCE, Session, Worker, failure, floats, target, user_context};
 
 const ROWS: i64 = 16;
 const COLUMNS: i64 = 64;
@@ -80,6 +82,29 @@ fn save(
     first: u64,
     positions: std::ops::Range<u32>,
 ) -> op::Op {
+    op::Op::SaveArrays(save_of(request, file, first, positions))
+}
+
+/// Of equal shards the first position writes all.
+fn save_of(
+    request: u64,
+    file: Option<ArrayFile>,
+    first: u64,
+    positions: std::ops::Range<u32>,
+) -> SaveArrays {
+    let sharding = file.as_ref().and_then(|file| file.sharding.as_ref());
+    let copies = match sharding {
+        Some(OpSharding {
+            replicate_on_last_tile_dim: true,
+            tile_assignment_dimensions: dims,
+            ..
+        }) => u32::try_from(dims[dims.len() - 1]).expect("few copies"),
+        _ => 1,
+    };
+    let share = |position| Share {
+        part: 0,
+        parts: u32::from(position % copies == 0),
+    };
     let item = save_arrays::Item {
         file,
         shards: positions
@@ -87,14 +112,16 @@ fn save(
             .map(|position| first + u64::from(position))
             .collect(),
         writes_metadata: positions.start == 0,
+        shares: positions.clone().map(share).collect(),
         positions: positions.collect(),
     };
-    op::Op::SaveArrays(SaveArrays {
+    SaveArrays {
         request,
         items: vec![item],
         timeout_ms: 60_000,
         user_context: 6,
-    })
+        together: None,
+    }
 }
 
 fn restore(request: u64, files: Vec<Option<ArrayFile>>, first: u64) -> op::Op {
@@ -283,6 +310,14 @@ async fn what_cannot_be_saved_or_restored_says_why() {
         .await;
     session.send(save(5, nowhere, 100, 0..8)).await;
     let status = session.answer(5).await.unwrap_err();
+    for part in [
+        "slice 0 task 0",
+        "array 'w'",
+        "device",
+        "/proc/no/such/place",
+    ] {
+        assert!(status.message.contains(part), "{status:?}");
+    }
     assert!(
         ![0, Code::NotFound as i32, Code::Internal as i32].contains(&status.code),
         "{status:?}"
@@ -300,6 +335,7 @@ async fn what_cannot_be_saved_or_restored_says_why() {
         file: file(folder.path(), "late", over(8, 1)),
         shards: vec![300],
         positions: vec![0],
+        shares: vec![Share { part: 0, parts: 1 }],
         writes_metadata: true,
     };
     session
@@ -313,4 +349,178 @@ async fn what_cannot_be_saved_or_restored_says_why() {
     session.answer(6).await.unwrap();
     assert!(folder.path().join("late/.zarray").exists());
     worker.stop().await;
+}
+
+/// One array of a row on device 0.
+fn row(folder: &Path, name: &str, len: i64) -> Option<ArrayFile> {
+    Some(ArrayFile {
+        location: folder.display().to_string(),
+        name: name.to_owned(),
+        dims: vec![len],
+        sharding: Some(OpSharding::default()),
+        device_ids: vec![0],
+        dtype: PrimitiveType::F32 as i32,
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_takes_a_saved_array_over_waits_for_the_copy_and_needs_no_second_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let limits = Limits {
+        // An array, and the half of another one.
+        device_memory_bytes: Some(6 << 20),
+        ..Limits::default()
+    };
+    let worker = Worker::start_with(waystation_cache::Config::default(), limits).await;
+    let mut session = worker.session(1).await;
+    session.compile(50, "take_over_large", &[0]).await.unwrap();
+    session.put(10, 0, &[1.0; 1 << 20]).await;
+    let steps = 6;
+    for step in 0..steps {
+        let file = row(folder.path(), &format!("step{step}"), 1 << 20);
+        session.send(save(1 + step, file, 10 + step, 0..1)).await;
+        session.execute(50, &[10 + step], 11 + step, 1).await;
+    }
+    for step in 0..steps {
+        session.answer(1 + step).await.unwrap();
+    }
+    let last = session.read_f32(10 + steps).await;
+    assert!(last.iter().all(|&value| value == 1.0 + steps as f32));
+    session.drop_shards(&[10 + steps]).await;
+    for step in 0..steps {
+        let item = restore_arrays::Item {
+            file: row(folder.path(), &format!("step{step}"), 1 << 20),
+            targets: vec![target(100, 0)],
+            positions: vec![0],
+        };
+        let op = RestoreArrays {
+            request: 50 + step,
+            items: vec![item],
+            ..RestoreArrays::default()
+        };
+        session.send(op::Op::RestoreArrays(op)).await;
+        let found = session.read_f32(100).await;
+        assert!(found.iter().all(|&value| value == 1.0 + step as f32));
+        session.drop_shards(&[100]).await;
+    }
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_large_shard_goes_in_chunks_and_parts_through_a_small_budget() {
+    let folder = tempfile::tempdir().unwrap();
+    let limits = Limits {
+        // Less than a chunk.
+        checkpoint_host_memory: 8 << 20,
+        ..Limits::default()
+    };
+    let worker = Worker::start_with(waystation_cache::Config::default(), limits).await;
+    let mut session = worker.session(1).await;
+    // 72 MiB: two chunks.
+    let len = 18 << 20;
+    let values: Vec<f32> = (0..len).map(|i| (i * 7 % 1013) as f32).collect();
+    let bytes = values.iter().flat_map(|value| value.to_le_bytes());
+    let dims = [len as i64];
+    session
+        .put_bytes(10, 0, PrimitiveType::F32, &dims, None, bytes.collect())
+        .await;
+    let file = row(folder.path(), "w", len as i64);
+    session.send(save(1, file.clone(), 10, 0..1)).await;
+    session.answer(1).await.unwrap();
+    for chunk in ["0", "1"] {
+        assert!(folder.path().join("w").join(chunk).exists());
+    }
+    assert!(!folder.path().join("w/2").exists());
+    let item = restore_arrays::Item {
+        file,
+        targets: vec![target(100, 3)],
+        positions: vec![0],
+    };
+    let op = RestoreArrays {
+        request: 2,
+        items: vec![item],
+        ..RestoreArrays::default()
+    };
+    session.send(op::Op::RestoreArrays(op)).await;
+    session.answer(2).await.unwrap();
+    assert!(session.read_f32(100).await == values);
+    let counted = worker.status().await.checkpoints;
+    for (name, number) in [("saves", 1), ("restores", 1), ("writes", 3), ("reads", 3)] {
+        assert_eq!(counted[name], number, "{counted:?}");
+    }
+    assert_eq!(counted["saved_bytes"], 4 * len as u64);
+    assert_eq!(counted["read_bytes"], counted["written_bytes"]);
+    assert_eq!(counted["host_memory_bytes"], 0);
+    worker.stop().await;
+}
+
+fn together(op: SaveArrays, place: u32) -> op::Op {
+    op::Op::SaveArrays(SaveArrays {
+        together: Some(Together {
+            nonce: "5eed".to_owned(),
+            place,
+            names: vec!["left".to_owned(), "right".to_owned()],
+        }),
+        ..op
+    })
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = folder.read_dir().expect("a folder");
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.expect("an entry").file_name())
+        .map(|name| name.to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_that_save_together_see_the_same_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let (first, second) = (Worker::start().await, Worker::start().await);
+    let (mut left, mut right) = (first.session(1).await, second.session(1).await);
+    put(&left, 100, 8, 1).await;
+    put(&right, 100, 8, 1).await;
+    let of = |positions| save_of(1, file(folder.path(), "w", over(8, 1)), 100, positions);
+    left.send(together(of(0..5), 0)).await;
+    right.send(together(of(5..8), 1)).await;
+    left.answer(1).await.unwrap();
+    right.answer(1).await.unwrap();
+    assert_eq!(names(folder.path()), ["w"]);
+    assert_eq!(names(&folder.path().join("w")).len(), 9);
+    first.stop().await;
+    second.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_written_while_another_worker_is_not_seen_and_a_save_can_be_cancelled() {
+    let folder = tempfile::tempdir().unwrap();
+    let worker = Worker::start().await;
+    let mut session = worker.session(1).await;
+    put(&session, 100, 8, 1).await;
+    let of = |request| save_of(request, file(folder.path(), "w", over(8, 1)), 100, 0..5);
+    session.send(together(of(1), 0)).await;
+    until(|| names(folder.path()).len() == 1).await;
+    session.send(op::Op::Cancel(Cancel { request: 1 })).await;
+    let status = session.answer(1).await.unwrap_err();
+    assert_eq!(status.code, Code::Cancelled as i32, "{status:?}");
+    until(|| names(folder.path()).is_empty()).await;
+    // The session's end does the same.
+    session.send(together(of(2), 0)).await;
+    until(|| names(folder.path()).len() == 1).await;
+    drop(session);
+    until(|| names(folder.path()).is_empty()).await;
+    worker.stop().await;
+}
+
+async fn until(met: impl Fn() -> bool) {
+    let wait = async {
+        while !met() {
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, wait)
+        .await
+        .expect("it comes about");
 }

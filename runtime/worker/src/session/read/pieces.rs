@@ -59,10 +59,17 @@ pub(super) fn fits(parts: &Parts, shard: &Shard) -> bool {
         Parts::Whole(Some(strides)) => geometry::is_dense(dims, strides, dtype.host_bytes),
         Parts::Regions(_) => false,
     };
+    whole && lies_as_wanted(shard)
+}
+
+/// Whether a shard's bytes lie on the device as on the host, dense and row-major.
+pub(in crate::session) fn lies_as_wanted(shard: &Shard) -> bool {
+    let dims = shard.buffer.dims();
     let row_major = |order: &Vec<i64>| order.iter().rev().copied().eq((0..).take(dims.len()));
-    whole
-        // Neither padding nor packing.
-        && geometry::dense_bytes(dims, dtype.host_bytes).is_ok_and(|b| b as u64 == shard.bytes())
+    // Neither padding nor packing.
+    Dtype::of_element(shard.buffer.element_type())
+        .and_then(|dtype| geometry::dense_bytes(dims, dtype.host_bytes))
+        .is_ok_and(|bytes| bytes as u64 == shard.bytes())
         && matches!(shard.buffer.minor_to_major(), Ok(Some(order)) if row_major(&order))
 }
 
