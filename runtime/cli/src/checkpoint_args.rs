@@ -2,6 +2,8 @@
 
 use std::ffi::OsString;
 
+use waystation_checkpoint::Layout;
+
 use crate::size::parse_some_bytes;
 
 /// How workers save and restore.
@@ -10,18 +12,29 @@ pub(crate) struct CheckpointArgs {
     /// Host memory of each worker for arrays on their way between devices and checkpoints
     #[arg(long = "checkpoint_host_memory", value_name = "SIZE", default_value = "1GiB", value_parser = parse_some_bytes)]
     pub(crate) checkpoint_host_memory: u64,
+    /// How workers lay arrays out in a checkpoint: zarr2 with use_ocdbt=False, as Pathways asks; ocdbt with Orbax's defaults; zarr3 and ocdbt_zarr3 with use_zarr3=True
+    #[arg(
+        long = "checkpoint_format",
+        value_name = "zarr2|zarr3|ocdbt|ocdbt_zarr3",
+        default_value = "zarr2"
+    )]
+    pub(crate) checkpoint_format: Layout,
 }
 
 impl CheckpointArgs {
     /// These flags for a worker's command line.
     pub(crate) fn flags(&self) -> Vec<OsString> {
         let memory = self.checkpoint_host_memory;
-        vec![format!("--checkpoint_host_memory={memory}").into()]
+        vec![
+            format!("--checkpoint_host_memory={memory}").into(),
+            format!("--checkpoint_format={}", self.checkpoint_format).into(),
+        ]
     }
 
     /// Sets what they say.
     pub(crate) fn apply(&self, limits: &mut waystation_worker::Limits) {
         limits.checkpoint_host_memory =
             usize::try_from(self.checkpoint_host_memory).unwrap_or(usize::MAX);
+        limits.checkpoint_format = self.checkpoint_format;
     }
 }

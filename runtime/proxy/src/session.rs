@@ -145,6 +145,8 @@ pub(crate) struct Session {
     destroyed: Arc<Destroyed>,
     tasks: JoinSet<()>,
     awaited: Arc<Semaphore>,
+    /// Whether the client has been told of saves that it cannot restore.
+    warned_of_saves: bool,
 }
 
 impl Session {
@@ -172,6 +174,7 @@ impl Session {
             destroyed,
             tasks: JoinSet::new(),
             awaited: Arc::new(Semaphore::new(MAX_AWAITED as usize)),
+            warned_of_saves: false,
         };
         (session, stream)
     }

@@ -2,6 +2,7 @@
 
 use std::{ffi::OsString, net::TcpListener, path::PathBuf, time::Duration};
 
+use waystation_checkpoint::Layout;
 use waystation_pjrt::OptionValue;
 
 /// How to run one worker.
@@ -79,6 +80,8 @@ pub struct Limits {
     pub unwanted_compile: Duration,
     /// Host bytes of arrays on their way between devices and checkpoints.
     pub checkpoint_host_memory: usize,
+    /// How saves lay arrays out; a request does not say.
+    pub checkpoint_format: Layout,
     /// How long a shutdown waits for what is under way.
     pub grace: Duration,
 }
@@ -99,6 +102,7 @@ impl Default for Limits {
             compiles: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
             unwanted_compile: Duration::from_secs(60),
             checkpoint_host_memory: 1 << 30,
+            checkpoint_format: Layout::default(),
             grace: Duration::from_secs(5),
         }
     }

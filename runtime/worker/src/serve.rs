@@ -90,7 +90,8 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
     let (events, receiver) = crossbeam_channel::unbounded();
     let checkpoints = waystation_checkpoint::Engine::new(waystation_checkpoint::Config {
         host_memory_bytes: config.limits.checkpoint_host_memory,
-        process: format!("w{}t{}", config.slice, config.task),
+        format: config.limits.checkpoint_format,
+        process: process(config.slice, config.task),
         ..waystation_checkpoint::Config::default()
     });
     let ledger = Ledger::new(client.devices().len(), config.limits.device_memory_bytes);
@@ -225,6 +226,14 @@ pub(crate) fn identity(
     Identity {
         platform,
         environment: platform::environment(environment),
+    }
+}
+
+/// The worker among those that save with it, in the name of its part of an OCDBT checkpoint.
+fn process(slice: u32, task: u32) -> String {
+    match slice {
+        0 => format!("w{task}"),
+        _ => format!("s{slice}w{task}"),
     }
 }
 

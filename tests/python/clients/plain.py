@@ -42,6 +42,8 @@ def as_jax_arrays(about):
     mesh = Mesh(np.array(jax.devices()), ("x",))
 
     def target(leaf):
+        if type(leaf).__name__ == "ScalarMetadata":
+            return np.zeros((), leaf.dtype).item()
         if type(leaf).__name__ != "ArrayMetadata":
             return leaf
         # Not a last dimension: that of a typed key, which looks like any other array here, cannot be cut.
@@ -72,7 +74,7 @@ def standard(folder):
 
 
 def manager(folder):
-    with ocp.CheckpointManager(folder.parents[1]) as found:
+    with ocp.CheckpointManager(folder.parents[1], item_handlers=ocp.StandardCheckpointHandler()) as found:
         step = found.latest_step()
         target = as_jax_arrays(found.item_metadata(step).tree)
         return found.restore(step, args=ocp.args.StandardRestore(target))

@@ -397,6 +397,7 @@ mod tests {
             device_memory_bytes: Some(9),
             checkpoints: CheckpointArgs {
                 checkpoint_host_memory: 11,
+                checkpoint_format: waystation_checkpoint::Layout::OcdbtZarr2,
             },
             compile_in_child: InChild::No,
             host_buffer_memory: 7,
@@ -451,7 +452,7 @@ mod tests {
         );
         assert_eq!(worker.lapack.as_deref(), Some(Path::new("/l.so")));
         assert_eq!(worker.device_memory_bytes, Some(9));
-        assert_eq!(worker.checkpoints.checkpoint_host_memory, 11);
+        assert_eq!(worker.checkpoints, plan().checkpoints);
         assert_eq!(worker.compile_in_child, InChild::No);
         assert_eq!(worker.local_transfers, LocalTransfers::Off);
         assert!(worker.role.parent_stdin);

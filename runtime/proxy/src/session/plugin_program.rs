@@ -8,8 +8,9 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
 use waystation_checkpoint::{
-    Spread,
+    Error, Spread,
     persistence::{self, ReadItem, WriteItem},
+    zarr::DType,
 };
 use waystation_proto::{
     waystation::worker::{
@@ -217,6 +218,7 @@ impl Session {
         let cluster = Arc::clone(self.cluster()?);
         let mut by_link: BTreeMap<usize, Vec<save_arrays::Item>> = BTreeMap::new();
         let mut spread = Spread::default();
+        let mut one_way = None;
         for (item, &handle) in items.iter().zip(args) {
             let array = self.array(user_context, handle)?;
             if array.dims != item.dims || array.shards.len() != item.device_ids.len() {
@@ -238,6 +240,9 @@ impl Session {
                 array.numbers("an array to save")?,
             );
             let dtype = array.numbers("an array to save")?;
+            if !persistence::is_asked_for(dtype) {
+                one_way.get_or_insert((&item.name, dtype));
+            }
             let shares = shares(&mut spread, &cluster, item, dtype)?;
             let mut parts: BTreeMap<usize, save_arrays::Item> = BTreeMap::new();
             for ((position, &id), share) in (0u32..).zip(&item.device_ids).zip(shares) {
@@ -264,6 +269,9 @@ impl Session {
                 by_link.entry(link).or_default().push(part);
             }
         }
+        if let Some((array, dtype)) = one_way {
+            self.warn_of_save(array, dtype);
+        }
         let timeout_ms = timeout_ms(items.iter().map(|i| i.timeout));
         let names: Vec<String> = by_link
             .keys()
@@ -289,6 +297,19 @@ impl Session {
             working.add(link, request, link.call(request, op).await);
         }
         Ok(working)
+    }
+
+    /// Says once, in the log, that a save holds what its client cannot ask for.
+    fn warn_of_save(&mut self, array: &str, dtype: PrimitiveType) {
+        if std::mem::replace(&mut self.warned_of_saves, true) {
+            return;
+        }
+        tracing::warn!(
+            array,
+            dtype = dtype.as_str_name(),
+            "Orbax's client cannot ask for arrays of this type: a restore must go through plain Orbax, or through \
+             `waystation checkpoint` (said once a session)"
+        );
     }
 
     /// Makes the arrays; the workers fill them.
@@ -365,6 +386,10 @@ fn shares(
     item: &WriteItem,
     dtype: PrimitiveType,
 ) -> Result<Vec<save_arrays::Share>, Status> {
+    if DType::of(dtype).is_none() {
+        let array = item.name.clone();
+        return Err(of_checkpoint(&Error::UnstorableDType { array, dtype }));
+    }
     let devices = item.device_ids.iter().map(|&id| cluster.device(id));
     let workers: Vec<usize> = devices.map(|device| device.map_or(0, |d| d.link)).collect();
     let sharding =
