@@ -11,9 +11,11 @@
 //! - A save that has returned is durable: objects are whole or absent, and on `file://` file and directory are synced.
 //! - A save or restore that fails or is dropped stops soon and leaves whole objects behind, never halves. Nothing is
 //!   deleted: what is not committed is the client's (Orbax's) to remove or to write over.
-//! - Retries are the store's (see `waystation_lifecycle::bucket`); a failed request here has been retried where that helps.
+//! - Retries are the store's (see `waystation_lifecycle::bucket`), with a few more for what its client gives up at once; a
+//!   failed request here has been retried where that helps.
 //!   A read from a bucket that takes much longer than others like it is asked for once more, and the first answer counts.
 
+mod again;
 mod counters;
 mod folder;
 mod hedge;

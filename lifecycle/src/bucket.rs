@@ -11,6 +11,7 @@ mod gate;
 pub mod layout;
 mod location;
 mod open;
+mod retries;
 
 #[cfg(any(test, feature = "testing"))]
 pub mod conformance;
@@ -20,3 +21,4 @@ pub(crate) use folder::enter;
 pub use gate::GATE_INTERVAL;
 pub use location::Location;
 pub use open::{Bucket, PROBE_DEADLINE};
+pub use retries::Retries;

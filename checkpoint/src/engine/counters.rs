@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use waystation_lifecycle::bucket::Retries;
+
 /// What an [`Engine`](crate::Engine) has done since it was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -16,6 +18,8 @@ pub struct Totals {
     pub read_bytes: u64,
     /// Reads that were asked for a second time because they were slow.
     pub hedged_reads: u64,
+    /// Requests to buckets that failed in a way for which they are sent again.
+    pub retries: u64,
     /// Bytes of host memory taken now.
     pub host_memory_bytes: u64,
 }
@@ -27,6 +31,7 @@ pub(super) struct Counters {
     reads: AtomicU64,
     read_bytes: AtomicU64,
     hedged_reads: AtomicU64,
+    pub(super) retries: Retries,
 }
 
 impl Counters {
@@ -51,6 +56,7 @@ impl Counters {
             reads: self.reads.load(Relaxed),
             read_bytes: self.read_bytes.load(Relaxed),
             hedged_reads: self.hedged_reads.load(Relaxed),
+            retries: self.retries.count(),
             host_memory_bytes,
         }
     }

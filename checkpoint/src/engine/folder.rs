@@ -89,7 +89,9 @@ impl Engine {
         {
             return Ok(bucket.clone());
         }
-        let opened = tokio::task::spawn_blocking(move || Bucket::open_own(&root)).await;
+        let retries = self.shared.counters.retries.clone();
+        let open = move || Bucket::open_own_with(&root, std::env::vars_os(), &retries);
+        let opened = tokio::task::spawn_blocking(open).await;
         let bucket = opened
             .map_err(|source| Error::CutOff {
                 operation: "opening",

@@ -27,7 +27,8 @@ impl Engine {
         let size = bytes.content_length() as u64;
         let path = root.path(object)?;
         let _permit = self.shared.requests.acquire().await;
-        match root.store.put(&path, bytes).await {
+        let put = || root.store.put(&path, bytes.clone());
+        match self.persistently(root, put).await {
             Ok(_) => {
                 self.shared.counters.written(size);
                 Ok(size)
@@ -128,21 +129,24 @@ impl Engine {
         let after = self.shared.config.read_timeout;
         let read = async {
             root.check_regular(object).await?;
-            let once = || async {
+            let get = || async {
                 let found = match root.store.get_opts(&path, options.clone()).await {
                     Ok(found) => found,
                     Err(object_store::Error::NotFound { .. }) => return Ok(None),
-                    Err(source) => return Err(root.storage("reading", object, source)),
+                    Err(source) => return Err(source),
                 };
                 let (size, tag) = (found.meta.size, found.meta.e_tag.clone());
                 let len = found.range.end.saturating_sub(found.range.start);
                 let bytes = if usize::try_from(len).map_or(true, |len| len > most) {
                     None
                 } else {
-                    let bytes = found.bytes().await;
-                    Some(bytes.map_err(|source| root.storage("reading", object, source))?)
+                    Some(found.bytes().await?)
                 };
                 Ok(Some(Part { bytes, size, tag }))
+            };
+            let once = || async {
+                let read = self.persistently(root, get).await;
+                read.map_err(|source| root.storage("reading", object, source))
             };
             if root.is_local() {
                 return once().await;

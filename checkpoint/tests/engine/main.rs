@@ -18,3 +18,4 @@ mod shards;
 mod store;
 mod support;
 mod together;
+mod weather;

@@ -15,6 +15,7 @@ use object_store::prefix::PrefixStore;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, ObjectStoreExt, RetryConfig};
 
 use super::folder::Folder;
+use super::retries::{Counting, Retries};
 use super::{Error, Location, layout};
 use crate::federation::Federation;
 use crate::gcs;
@@ -33,6 +34,9 @@ const READ_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Requests that fail with 429, 5xx or a broken connection are sent again this often, 100 ms to 2 s apart.
 const RETRIES: usize = 5;
+
+/// As [`RETRIES`], for what a job waits for: the time is what ends it.
+const PATIENT_RETRIES: usize = 1000;
 
 /// No request is sent again later than this after it was first sent: long enough for one that has timed out, and less
 /// than the five minutes after which a token may have expired.
@@ -75,6 +79,14 @@ impl Bucket {
         location: &Location,
         variables: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> Result<Bucket, Error> {
+        Bucket::open_for(location, variables, Use::default())
+    }
+
+    fn open_for(
+        location: &Location,
+        variables: impl IntoIterator<Item = (OsString, OsString)>,
+        is_for: Use,
+    ) -> Result<Bucket, Error> {
         let variables = variables.into_iter().filter_map(|(name, value)| {
             Some((name.into_string().ok()?, value.into_string().ok()?))
         });
@@ -98,14 +110,15 @@ impl Bucket {
             Location::Memory => Arc::new(InMemory::new()),
             Location::Gcs { bucket, prefix } => {
                 install_tls();
-                let (store, endpoint) = gcs(bucket, variables).map_err(client_error)?;
+                let opened = gcs(bucket, variables, is_for).map_err(client_error)?;
+                let (store, endpoint) = opened;
                 let credentials = endpoint.signed.then(|| Arc::clone(store.credentials()));
                 google = gcs::Client::new(bucket, prefix, endpoint.url.as_deref(), credentials);
                 below(store, prefix)
             }
             Location::S3 { bucket, prefix } => {
                 install_tls();
-                below(s3(bucket, variables).map_err(client_error)?, prefix)
+                below(s3(bucket, variables, is_for).map_err(client_error)?, prefix)
             }
         };
         Ok(Bucket {
@@ -120,7 +133,24 @@ impl Bucket {
     /// # Errors
     /// As [`Bucket::open`].
     pub fn open_own(location: &Location) -> Result<Bucket, Error> {
-        let bucket = Bucket::open(location)?;
+        Bucket::open_own_with(location, std::env::vars_os(), &Retries::default())
+    }
+
+    /// [`Bucket::open_own`] with other variables than those of the process's environment. Requests that fail are counted in
+    /// `retries`. They are sent again for longer than those of [`Bucket::open`]: nobody goes on without them.
+    ///
+    /// # Errors
+    /// As [`Bucket::open`].
+    pub fn open_own_with(
+        location: &Location,
+        variables: impl IntoIterator<Item = (OsString, OsString)>,
+        retries: &Retries,
+    ) -> Result<Bucket, Error> {
+        let is_for = Use {
+            retry: patient(),
+            retries: retries.clone(),
+        };
+        let bucket = Bucket::open_for(location, variables, is_for)?;
         let Location::File(path) = location else {
             return Ok(bucket);
         };
@@ -221,6 +251,21 @@ impl Bucket {
     }
 }
 
+/// What a client is for.
+struct Use {
+    retry: RetryConfig,
+    retries: Retries,
+}
+
+impl Default for Use {
+    fn default() -> Self {
+        Self {
+            retry: retry(),
+            retries: Retries::default(),
+        }
+    }
+}
+
 /// Where requests go, and whether with credentials.
 struct Endpoint {
     /// `None`: Google's.
@@ -235,11 +280,13 @@ const GCLOUD_FILE: &str = ".config/gcloud/application_default_credentials.json";
 fn gcs(
     bucket: &str,
     variables: impl Iterator<Item = (String, String)>,
+    is_for: Use,
 ) -> object_store::Result<(GoogleCloudStorage, Endpoint)> {
     let mut builder = GoogleCloudStorageBuilder::new()
         // The metadata server and emulators have no TLS; Google's own endpoint is never asked without it.
         .with_client_options(client_options().with_allow_http(true))
-        .with_retry(retry());
+        .with_retry(is_for.retry)
+        .with_http_connector(Counting(is_for.retries));
     let mut home = None;
     for (name, value) in variables {
         if name == "HOME" {
@@ -282,10 +329,12 @@ fn gcs(
 fn s3(
     bucket: &str,
     variables: impl Iterator<Item = (String, String)>,
+    is_for: Use,
 ) -> object_store::Result<impl ObjectStore> {
     let mut builder = AmazonS3Builder::new()
         .with_client_options(client_options())
-        .with_retry(retry());
+        .with_retry(is_for.retry)
+        .with_http_connector(Counting(is_for.retries));
     for (name, value) in variables {
         let name = name.to_ascii_lowercase();
         if !name.starts_with("aws_") {
@@ -311,6 +360,14 @@ fn client_options() -> ClientOptions {
         .with_connect_timeout(CONNECT_TIMEOUT)
         .with_read_timeout(READ_TIMEOUT)
         .with_timeout_disabled()
+}
+
+/// As [`retry`], up to 10 s apart, as long as [`RETRY_TIMEOUT`] lasts: some 30 times.
+fn patient() -> RetryConfig {
+    let mut patient = retry();
+    patient.backoff.max_backoff = Duration::from_secs(10);
+    patient.max_retries = PATIENT_RETRIES;
+    patient
 }
 
 fn retry() -> RetryConfig {

@@ -94,6 +94,7 @@ fn checkpoints(core: &Core) -> HashMap<String, u64> {
         ("written_bytes", totals.written_bytes),
         ("reads", totals.reads),
         ("read_bytes", totals.read_bytes),
+        ("retries", totals.retries),
         ("hedged_reads", totals.hedged_reads),
         ("host_memory_bytes", totals.host_memory_bytes),
     ]

@@ -88,6 +88,12 @@ pub(super) const NUMBERS: &[(&str, &str, &str, Number)] = &[
         |c| count(c, "read_bytes"),
     ),
     (
+        "waystation_checkpoint_retries_total",
+        "counter",
+        "Requests to buckets that failed in a way for which they are sent again",
+        |c| count(c, "retries"),
+    ),
+    (
         "waystation_checkpoint_hedged_reads_total",
         "counter",
         "Reads asked for a second time because they were slow",
