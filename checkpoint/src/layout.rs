@@ -6,7 +6,7 @@ use std::str::FromStr;
 use crate::zarr::Format;
 
 /// How arrays are laid out in a checkpoint: the version of zarr, and whether its files are objects or keys of OCDBT databases.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Layout {
     /// zarr v2, an object a file, as Orbax' handlers for Pathways expect it (`use_ocdbt=False`).
     #[default]
