@@ -17,7 +17,7 @@ pub use in_place::{InPlace, in_place};
 use self::plan::{Plan, SharedPlan};
 use crate::copy::{copy_object, fingerprint};
 use crate::info::{ARRAY_METADATAS, ArrayMetadatas, METADATA};
-use crate::item::{Item, Layout};
+use crate::item::Item;
 use crate::memory::Memory;
 use crate::pattern::Pattern;
 use crate::place::Place;
@@ -26,6 +26,7 @@ use crate::sink::Sink;
 use crate::target::{Target, Work};
 use crate::tree::{CHILD_PREFIX, COMMIT, Checkpoint, ItemEntry, ItemKind, Kind};
 use crate::{Error, Result};
+use waystation_checkpoint::Layout;
 
 /// Chunks on their way at the same time; memory bounds them too.
 const WRITES: usize = 16;

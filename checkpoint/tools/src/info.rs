@@ -51,6 +51,8 @@ pub struct TreeMetadata {
     pub(crate) json: Map<String, Value>,
     /// By name: the keys on the way to the leaf, joined with dots.
     pub leaves: BTreeMap<String, Leaf>,
+    /// Entries whose key is not what their `key_metadata` spells, with the reason.
+    pub(crate) odd: Vec<(String, &'static str)>,
     /// Whether arrays lie in a database; older files do not say.
     pub use_ocdbt: Option<bool>,
     /// Whether arrays are zarr v3; older files do not say, and mean that they are not.
@@ -84,7 +86,9 @@ impl TreeMetadata {
             Some(Value::Object(tree)) => tree,
             _ => return Err("no tree_metadata".to_owned()),
         };
+        let mut odd = Vec::new();
         for (key, entry) in tree {
+            odd.extend(odd_key(key, entry).map(|reason| (key.clone(), reason)));
             let name = name(entry).ok_or_else(|| format!("no key_metadata of {key}"))?;
             let value = &entry["value_metadata"];
             let leaf = Leaf {
@@ -100,6 +104,7 @@ impl TreeMetadata {
             use_ocdbt: flag("use_ocdbt"),
             use_zarr3: flag("use_zarr3"),
             leaves,
+            odd,
             json,
         })
     }
@@ -129,6 +134,32 @@ impl TreeMetadata {
         }
         Value::Object(json).to_string().into_bytes()
     }
+}
+
+/// What is wrong with the key of an entry, as far as it can be told without Python.
+fn odd_key(key: &str, entry: &Value) -> Option<&'static str> {
+    let keys = entry.get("key_metadata")?.as_array()?;
+    // 1 for a place in a sequence, 2 for a key or an attribute.
+    let is_typed = |key: &Value| matches!(key["key_type"].as_u64(), Some(1 | 2));
+    if !keys.iter().all(is_typed) {
+        return Some("a key_type that is neither 1 nor 2");
+    }
+    let parts: Option<Vec<&str>> = keys.iter().map(|key| key["key"].as_str()).collect();
+    let parts = parts?;
+    // Python quotes and escapes others in ways of its own.
+    let is_plain = |part: &&str| {
+        part.bytes()
+            .all(|byte| matches!(byte, b' '..=b'~') && !matches!(byte, b'\'' | b'\\'))
+    };
+    if !parts.iter().all(is_plain) {
+        return None;
+    }
+    let quoted: Vec<String> = parts.iter().map(|part| format!("'{part}'")).collect();
+    let spelled = match quoted.as_slice() {
+        [one] => format!("({one},)"),
+        several => format!("({})", several.join(", ")),
+    };
+    (spelled != key).then_some("its key_metadata spells another key")
 }
 
 /// The name on disk of an entry of the tree.

@@ -1,13 +1,12 @@
 //! An open item: its arrays, wherever and in whichever layout they lie, and what is said of them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use futures::{StreamExt as _, TryStreamExt as _};
 use serde_json::Value;
-use waystation_checkpoint::zarr::{self, Format, MAX_METADATA_BYTES, Metadata};
+use waystation_checkpoint::Layout;
+use waystation_checkpoint::zarr::{self, ChunkIndex, Format, Grid, MAX_METADATA_BYTES, Metadata};
 
 use crate::info::{self, ARRAY_METADATAS, ArrayMetadata, ArrayMetadatas, TreeMetadata, or_fault};
 use crate::objects::{Databases, Objects, Shared};
@@ -17,83 +16,6 @@ use crate::{Error, Result};
 
 /// Metadata files read at the same time.
 const READS: usize = 64;
-
-/// How an array lies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Layout {
-    /// zarr v2, a file a chunk.
-    Zarr2,
-    /// zarr v2 in a database.
-    Zarr2Ocdbt,
-    /// zarr v3, a file a shard.
-    Zarr3,
-    /// zarr v3 in a database.
-    Zarr3Ocdbt,
-}
-
-impl Layout {
-    /// All four.
-    pub const ALL: [Layout; 4] = [
-        Layout::Zarr2,
-        Layout::Zarr2Ocdbt,
-        Layout::Zarr3,
-        Layout::Zarr3Ocdbt,
-    ];
-
-    /// The layout of a version of zarr, in a database or not.
-    #[must_use]
-    pub fn of(format: Format, is_ocdbt: bool) -> Layout {
-        match (format, is_ocdbt) {
-            (Format::Zarr2, false) => Layout::Zarr2,
-            (Format::Zarr2, true) => Layout::Zarr2Ocdbt,
-            (Format::Zarr3, false) => Layout::Zarr3,
-            (Format::Zarr3, true) => Layout::Zarr3Ocdbt,
-        }
-    }
-
-    /// The version of zarr.
-    #[must_use]
-    pub fn format(self) -> Format {
-        match self {
-            Layout::Zarr2 | Layout::Zarr2Ocdbt => Format::Zarr2,
-            Layout::Zarr3 | Layout::Zarr3Ocdbt => Format::Zarr3,
-        }
-    }
-
-    /// Whether arrays lie in a database.
-    #[must_use]
-    pub fn is_ocdbt(self) -> bool {
-        matches!(self, Layout::Zarr2Ocdbt | Layout::Zarr3Ocdbt)
-    }
-
-    /// The name, as [`FromStr`] reads it.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Layout::Zarr2 => "zarr2",
-            Layout::Zarr2Ocdbt => "zarr2_ocdbt",
-            Layout::Zarr3 => "zarr3",
-            Layout::Zarr3Ocdbt => "zarr3_ocdbt",
-        }
-    }
-}
-
-impl fmt::Display for Layout {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Layout {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Layout, String> {
-        Layout::ALL
-            .into_iter()
-            .find(|layout| layout.name() == text)
-            .ok_or_else(|| format!("{text:?} is none of zarr2, zarr2_ocdbt, zarr3, zarr3_ocdbt"))
-    }
-}
 
 /// Which databases an item has.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -264,7 +186,7 @@ impl Item {
         let is_ocdbt = tree
             .use_ocdbt
             .unwrap_or(self.database != DatabaseKind::None);
-        Some(Layout::of(format, is_ocdbt))
+        Some(Layout::new(format, is_ocdbt))
     }
 
     pub(crate) fn objects(&self, is_ocdbt: bool) -> &Shared {
@@ -297,7 +219,7 @@ impl Item {
             let read: Vec<Array> = futures::stream::iter(all)
                 .map(|(name, format)| {
                     let sum = sums.get(name.as_str()).copied().unwrap_or_default();
-                    array(&objects, name, Layout::of(format, is_ocdbt), sum)
+                    array(&objects, name, Layout::new(format, is_ocdbt), sum)
                 })
                 .buffered(READS)
                 .try_collect()
@@ -436,6 +358,36 @@ fn is_known(key: &str) -> bool {
                 || folder.starts_with(CHILD_PREFIX)
         }
     }
+}
+
+/// The place in the grid of a file, if it has one there and is named as its place is.
+pub(crate) fn index_of(metadata: &Metadata, file: &str) -> Option<ChunkIndex> {
+    let (keys, grid) = (metadata.keys, &metadata.grid);
+    let rank = grid.shape().len();
+    let numbers = if keys.prefixed {
+        let rest = file.strip_prefix('c')?;
+        if rank == 0 {
+            rest
+        } else {
+            rest.strip_prefix(keys.separator)?
+        }
+    } else {
+        file
+    };
+    let index: ChunkIndex = if rank == 0 {
+        Vec::new()
+    } else {
+        let parts = numbers.split(keys.separator);
+        parts.map(|part| part.parse().ok()).collect::<Option<_>>()?
+    };
+    (index.len() == rank && keys.key(&index) == file && is_inside(grid, &index)).then_some(index)
+}
+
+fn is_inside(grid: &Grid, index: &[i64]) -> bool {
+    index
+        .iter()
+        .zip(grid.shape().iter().zip(grid.chunks()))
+        .all(|(&i, (&dim, &chunk))| i >= 0 && i.checked_mul(chunk).is_some_and(|start| start < dim))
 }
 
 /// Why metadata that is there cannot be used.

@@ -10,6 +10,10 @@
 //! | [`export`] | safetensors and `.npy` |
 //! | [`copy`] | a whole checkpoint as it is, elsewhere |
 //!
+//! Formats are those of `waystation-checkpoint` and `waystation-ocdbt`. An array is read here otherwise than a worker restores it:
+//! there may be several of one name, in different layouts, of which none must be passed over; what is stored is to be had as
+//! it is; and all objects are listed, for one too many is a fault.
+//!
 //! Everything reads and writes through one [`Memory`], the bound on what is held of arrays, and tells a [`Progress`] how far
 //! it is. Long work that was interrupted goes on where it was when it is begun again.
 
@@ -34,9 +38,10 @@ pub mod verify;
 
 pub use error::{Error, Result};
 pub use info::{ArrayMetadata, Leaf, TreeMetadata, sharding_words};
-pub use item::{Array, Item, Layout};
+pub use item::{Array, Item};
 pub use memory::Memory;
 pub use pattern::Pattern;
 pub use place::Place;
 pub use progress::{Done, Progress};
 pub use tree::Checkpoint;
+pub use waystation_checkpoint::Layout;

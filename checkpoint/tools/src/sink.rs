@@ -108,6 +108,7 @@ pub(crate) struct Database {
     kept: BTreeMap<String, Value>,
     /// Keys of finished files that an earlier run has left.
     done: BTreeMap<String, Value>,
+    file_bytes: u64,
     new: Mutex<New>,
 }
 
@@ -158,6 +159,7 @@ impl Database {
             config: Config::orbax(random()),
             kept,
             done,
+            file_bytes: FILE_BYTES,
             new: Mutex::new(New {
                 notes: found,
                 ..New::default()
@@ -197,7 +199,7 @@ impl Database {
         open.note.values.push((key.to_owned(), open.len, len, crc));
         open.len += len;
         new.values.insert(key.to_owned(), Value::Stored(location));
-        if open.len >= FILE_BYTES {
+        if open.len >= self.file_bytes {
             let note = self.close(open).await?;
             new.notes.push(note);
         } else {
@@ -329,4 +331,84 @@ pub(crate) fn random() -> [u8; 16] {
         }
     }
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::memory::InMemory;
+
+    use super::*;
+    use crate::objects::Databases;
+
+    async fn database(place: &Place) -> Database {
+        let mut database = Database::new(place, BTreeMap::new(), true).await.unwrap();
+        database.file_bytes = 5000;
+        database
+    }
+
+    #[tokio::test]
+    async fn what_was_finished_before_an_interruption_is_not_written_again() {
+        let place = Place::from_store(Arc::new(InMemory::new()), "item", "memory:///item");
+        let value = |number: u8| Bytes::from(vec![number; 2000]);
+        let first = database(&place).await;
+        for number in 0..5 {
+            first
+                .put(&format!("w/{number}"), value(number))
+                .await
+                .unwrap();
+        }
+        first.put("w/.zarray", "{}".into()).await.unwrap();
+        // Three values are in a finished file, two in one that is not.
+        drop(first);
+        let again = database(&place).await;
+        let sink = Sink::Database(Box::new(again));
+        for number in 0..5 {
+            let key = format!("w/{number}");
+            let is_left = matches!(sink.left(&key, 0).await.unwrap(), Left::Known);
+            assert_eq!(is_left, number < 3, "{number}");
+            if !is_left {
+                sink.put(&key, value(number)).await.unwrap();
+            }
+        }
+        sink.put("w/.zarray", "{}".into()).await.unwrap();
+        sink.finish().await.unwrap();
+        let open = Databases::open(&place, true, &[]).await.unwrap();
+        let objects = open.objects(&mut Vec::new()).await.unwrap();
+        for number in 0..5 {
+            let read = objects.get(&format!("w/{number}"), 2000).await.unwrap();
+            assert_eq!(read.unwrap(), value(number));
+        }
+        assert!(
+            place
+                .below(NOTES)
+                .unwrap()
+                .listing()
+                .await
+                .unwrap()
+                .files
+                .is_empty()
+        );
+    }
+
+    #[tokio::test]
+    async fn a_note_of_what_is_not_so_counts_for_nothing() {
+        let place = Place::from_store(Arc::new(InMemory::new()), "item", "memory:///item");
+        place.put("d/0", vec![7; 10]).await.unwrap();
+        let notes = place.below(NOTES).unwrap();
+        for (name, note) in [
+            ("crc", r#"{"file":"d/0","values":[["w/0",0,10,1]]}"#),
+            ("long", r#"{"file":"d/0","values":[["w/0",5,10,1]]}"#),
+            ("elsewhere", r#"{"file":"e/0","values":[["w/0",0,10,1]]}"#),
+            ("up", r#"{"file":"d/../x","values":[["w/0",0,10,1]]}"#),
+            ("none", r#"{"file":"d/1","values":[["w/0",0,10,1]]}"#),
+            (
+                "huge",
+                r#"{"file":"d/0","values":[["w/0",18446744073709551615,10,1]]}"#,
+            ),
+            ("broken", "{"),
+        ] {
+            notes.put(name, note.as_bytes().to_vec()).await.unwrap();
+        }
+        assert!(database(&place).await.done.is_empty());
+    }
 }

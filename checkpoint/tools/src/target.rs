@@ -4,6 +4,8 @@
 //! `commit_success.txt` comes last. A file in it says what is being written, so that only the same piece of work goes on with
 //! what an interrupted one has left.
 
+use std::path::Path;
+
 use serde::Serialize;
 
 use crate::place::Place;
@@ -13,6 +15,8 @@ use crate::{Error, Result};
 /// The file that says what is being written.
 const MARKER: &str = "waystation-unfinished.json";
 const MAX_MARKER_BYTES: u64 = 1 << 20;
+/// How deep folders are looked into.
+const MAX_DEPTH: usize = 128;
 
 /// A place that is being filled.
 #[derive(Debug)]
@@ -61,7 +65,12 @@ impl Target {
         };
         let found = place.get(MARKER, MAX_MARKER_BYTES).await?;
         let is_resumed = match found {
-            Some(found) if found == marker => true,
+            Some(found) if found == marker => {
+                if let Some(folder) = place.local_path() {
+                    tokio::task::spawn_blocking(move || sweep(&folder, 0)).await?;
+                }
+                true
+            }
             Some(_) => {
                 return Err(unfit(
                     "something else was begun there and not finished; remove it, or write to another location",
@@ -111,6 +120,25 @@ impl Target {
             path: shown,
             source,
         })
+    }
+}
+
+/// Removes what an interruption has left of single files, which the store writes under names of this form first.
+fn sweep(folder: &Path, depth: usize) {
+    if depth > MAX_DEPTH {
+        return;
+    }
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let number = name.to_str().and_then(|name| name.rsplit_once('#'));
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            sweep(&entry.path(), depth + 1);
+        } else if number.is_some_and(|(_, number)| {
+            !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+        }) {
+            // It is of no use, but does no harm.
+            let _ = std::fs::remove_file(entry.path());
+        }
     }
 }
 

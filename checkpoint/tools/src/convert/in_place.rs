@@ -13,12 +13,13 @@ use waystation_ocdbt::Config;
 use super::plan::{Plan, prevailing};
 use super::{Options, Report, check_readable, no_arrays, write};
 use crate::info::METADATA;
-use crate::item::{Array, DatabaseKind, Item, Layout, join};
+use crate::item::{DatabaseKind, Item, index_of, is_metadata, join, owner};
 use crate::memory::Memory;
 use crate::progress::Progress;
 use crate::sink::{self, Sink};
 use crate::tree::{CHILD_PREFIX, MANIFEST};
 use crate::{Error, Result};
+use waystation_checkpoint::Layout;
 
 /// How deep empty folders are looked for.
 const MAX_DEPTH: usize = 128;
@@ -111,69 +112,76 @@ fn fitting(item: &Item) -> Result<Layout> {
     }
     let is_ocdbt = arrays().any(|array| array.layout.is_ocdbt());
     let said = item.said_layout().map_or(Format::Zarr2, Layout::format);
-    Ok(Layout::of(prevailing(arrays(), said), is_ocdbt))
+    Ok(Layout::new(prevailing(arrays(), said), is_ocdbt))
 }
 
-/// Removes arrays in other layouts than the one they all have now, and a database that is of no use any more.
+/// Removes what arrays have in other layouts than the one they all have now, also what is left of an interrupted removal, and a
+/// database that is of no use any more.
 async fn remove(item: &Item, layout: Layout) -> Result<u64> {
-    let old: Vec<&Array> = item
-        .arrays
-        .values()
-        .flatten()
-        .filter(|array| array.layout != layout)
-        .collect();
-    let mut removed = 0;
+    // As it is now.
+    let item = &Item::open(&item.place).await?;
+    let old = old_objects(item, layout, false);
     // Without its metadata an array is none.
-    for is_chunk in [false, true] {
-        for array in old.iter().filter(|array| !array.layout.is_ocdbt()) {
-            for key in objects(item, array) {
-                let is_metadata = key == metadata_key(array);
-                if is_metadata != is_chunk {
-                    item.place.delete(&key).await?;
-                    removed += 1;
-                }
-            }
-        }
+    let (metadata, chunks): (Vec<&str>, Vec<&str>) = old
+        .iter()
+        .map(String::as_str)
+        .partition(|key| is_metadata(key.rsplit('/').next().unwrap_or(key)));
+    for key in metadata.into_iter().chain(chunks) {
+        item.place.delete(key).await?;
     }
-    for array in old.iter().filter(|array| !array.layout.is_ocdbt()) {
-        remove_folders(item, &array.name).await?;
+    let mut removed = old.len() as u64;
+    for name in item.arrays.keys() {
+        let is_touched = old.range(join(name, "")..).next();
+        if is_touched.is_some_and(|key| key.starts_with(&join(name, ""))) {
+            remove_folders(item, name).await?;
+        }
     }
     if !layout.is_ocdbt() {
         return Ok(removed + remove_database(item).await?);
     }
-    let old_keys: BTreeSet<String> = old
-        .iter()
-        .filter(|array| array.layout.is_ocdbt())
-        .flat_map(|array| objects(item, array))
-        .collect();
-    if !old_keys.is_empty() {
-        let now = Item::open(&item.place).await?;
-        let mut values = now.keys.as_ref().clone().into_values();
-        values.retain(|key, _| !old_keys.contains(key));
+    let old = old_objects(item, layout, true);
+    if !old.is_empty() {
+        let mut values = item.keys.as_ref().clone().into_values();
+        values.retain(|key, _| !old.contains(key));
         sink::write(&item.place, Config::orbax(sink::random()), values).await?;
-        removed += old_keys.len() as u64;
+        removed += old.len() as u64;
     }
     Ok(removed)
 }
 
-fn metadata_key(array: &Array) -> String {
-    join(&array.name, array.layout.format().metadata_file())
+/// The objects of arrays, files or keys, that are not of the layout.
+fn old_objects(item: &Item, layout: Layout, is_ocdbt: bool) -> BTreeSet<String> {
+    let names: BTreeSet<String> = item.arrays.keys().cloned().collect();
+    let is_of_layout = |name: &str, file: &str| {
+        let array = item.array(name).filter(|array| array.layout == layout);
+        let metadata = array.and_then(|array| array.metadata.as_ref());
+        is_ocdbt == layout.is_ocdbt()
+            && metadata.is_some_and(|metadata| {
+                file == layout.format().metadata_file() || index_of(metadata, file).is_some()
+            })
+    };
+    item.objects(is_ocdbt)
+        .iter()
+        .filter_map(|(key, _)| Some((key, owner(&names, key)?)))
+        // Nothing that is not named as a file of an array.
+        .filter(|(_, (_, file))| is_metadata(file) || is_chunk(file))
+        .filter(|(_, (name, file))| !is_of_layout(name, file))
+        .map(|(key, _)| key.to_owned())
+        .collect()
 }
 
-/// The objects of an array in one layout, without those of its twin in another version of zarr.
-fn objects(item: &Item, array: &Array) -> Vec<String> {
-    let Some(metadata) = &array.metadata else {
-        return Vec::new();
+/// Whether a file is named as chunks are, in either version of zarr.
+fn is_chunk(file: &str) -> bool {
+    let is_numbers = |text: &str, separator: char| {
+        text.split(separator)
+            .all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()))
     };
-    let grid = &metadata.grid;
-    let places = grid.chunks_of(&waystation_checkpoint::IndexDomain::whole(grid.shape()));
-    let keys = places.map(|index| join(&array.name, &metadata.keys.key(&index)));
-    let objects = item.objects(array.layout.is_ocdbt());
-    // A grid may be said to be larger than anything.
-    keys.take(usize::try_from(array.objects).unwrap_or(usize::MAX))
-        .chain([metadata_key(array)])
-        .filter(|key| objects.entry(key).is_some())
-        .collect()
+    file == "c"
+        || is_numbers(file, '.')
+        || is_numbers(file, '/')
+        || file
+            .strip_prefix("c/")
+            .is_some_and(|rest| is_numbers(rest, '/'))
 }
 
 /// Removes the database's files, the manifest first.

@@ -8,11 +8,12 @@ use waystation_checkpoint::{IndexDomain, strided};
 
 use super::{Compression, Options};
 use crate::blocks::Reader;
-use crate::item::{Array, Item, Layout, join};
+use crate::item::{Array, Item, join};
 use crate::memory::Memory;
 use crate::sink::{Left, Sink};
 use crate::values::Cast;
 use crate::{Error, Result};
+use waystation_checkpoint::Layout;
 
 /// How one array is converted.
 #[derive(Debug)]

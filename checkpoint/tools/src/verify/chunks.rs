@@ -2,18 +2,21 @@
 
 use futures::{StreamExt as _, TryStreamExt as _};
 use waystation_checkpoint::IndexDomain;
-use waystation_checkpoint::zarr::{ChunkIndex, Grid};
+use waystation_checkpoint::zarr::ChunkIndex;
 
 use super::said::is_unchecked;
 use super::{Kind, Report};
-use crate::blocks::Reader;
-use crate::item::{Array, Item, elements, is_metadata, join};
+use crate::blocks::{Block, Reader};
+use crate::item::{Array, Item, elements, index_of, is_metadata, join};
 use crate::memory::Memory;
 use crate::progress::Progress;
 use crate::{Error, Result};
 
 /// Objects read at the same time, of all arrays.
 const READS: usize = 32;
+/// Where a zstd frame's header has its descriptor, and which bit of it is unused (RFC 8878, 3.1.1.1.1).
+const DESCRIPTOR: usize = 4;
+const UNUSED_BIT: u8 = 1 << 4;
 /// Missing chunks of an array that are named; of more, their number is told.
 const NAMED: usize = 8;
 
@@ -63,7 +66,7 @@ fn present<'a>(
     array: &'a Array,
     reader: &'a Reader,
 ) -> impl Iterator<Item = ChunkIndex> + 'a {
-    files(item, array).filter_map(move |file| index_of(reader, file))
+    files(item, array).filter_map(move |file| index_of(&reader.metadata, file))
 }
 
 /// The files of an array, without its metadata and the arrays below it.
@@ -78,36 +81,6 @@ fn files<'a>(item: &'a Item, array: &'a Array) -> impl Iterator<Item = &'a str> 
         .filter(|file| !is_metadata(file))
 }
 
-/// The place in the grid of a file, if it has one there and is named as its place is.
-fn index_of(reader: &Reader, file: &str) -> Option<ChunkIndex> {
-    let (keys, grid) = (reader.metadata.keys, &reader.metadata.grid);
-    let rank = grid.shape().len();
-    let numbers = if keys.prefixed {
-        let rest = file.strip_prefix('c')?;
-        if rank == 0 {
-            rest
-        } else {
-            rest.strip_prefix(keys.separator)?
-        }
-    } else {
-        file
-    };
-    let index: ChunkIndex = if rank == 0 {
-        Vec::new()
-    } else {
-        let parts = numbers.split(keys.separator);
-        parts.map(|part| part.parse().ok()).collect::<Option<_>>()?
-    };
-    (index.len() == rank && keys.key(&index) == file && is_inside(grid, &index)).then_some(index)
-}
-
-fn is_inside(grid: &Grid, index: &[i64]) -> bool {
-    index
-        .iter()
-        .zip(grid.shape().iter().zip(grid.chunks()))
-        .all(|(&i, (&dim, &chunk))| i >= 0 && i.checked_mul(chunk).is_some_and(|start| start < dim))
-}
-
 /// Files that have no place in the grid, and places that have no file.
 fn objects_fit(item: &Item, array: &Array, reader: &Reader, report: &mut Report) {
     let name = Some(array.name.as_str());
@@ -120,7 +93,7 @@ fn objects_fit(item: &Item, array: &Array, reader: &Reader, report: &mut Report)
         .collect();
     let other_layouts = item.arrays.get(&array.name).map_or(0, Vec::len) > 1;
     for file in files(item, array) {
-        if index_of(reader, file).is_some() {
+        if index_of(&reader.metadata, file).is_some() {
             found += 1;
             continue;
         }
@@ -180,7 +153,7 @@ async fn object(reader: &Reader, index: ChunkIndex, memory: &Memory) -> Result<F
                 found.bytes += read.stored.len() as u64;
                 let codec = reader.metadata.codec;
                 found.unchecked += u64::from(is_unchecked(codec, &read.stored));
-                if let Some(reason) = padding_fault(reader, &block, &read.elements) {
+                if let Some(reason) = odd_block(reader, &block, &read) {
                     let (object, _, _) = reader.place(&block);
                     found
                         .faults
@@ -216,10 +189,18 @@ async fn object(reader: &Reader, index: ChunkIndex, memory: &Memory) -> Result<F
     Ok(found)
 }
 
-/// What no writer puts into elements: truth values beside 0 and 1.
-fn padding_fault(reader: &Reader, block: &[i64], read: &[u8]) -> Option<String> {
+/// What decodes, but nobody writes: a bit of a frame's header that has no meaning, truth values beside 0 and 1.
+fn odd_block(reader: &Reader, block: &[i64], read: &Block) -> Option<String> {
+    if reader.is_compressed()
+        && read
+            .stored
+            .get(DESCRIPTOR)
+            .is_some_and(|descriptor| descriptor & UNUSED_BIT != 0)
+    {
+        return Some("the unused bit of the zstd frame's header is set".to_owned());
+    }
     let is_bool = reader.metadata.dtype.v3_name() == "bool";
     let is_full = elements(&reader.grid.domain(block).shape) == elements(reader.grid.chunks());
-    (is_bool && is_full && read.iter().any(|&byte| byte > 1))
+    (is_bool && is_full && read.elements.iter().any(|&byte| byte > 1))
         .then(|| "a truth value is neither 0 nor 1".to_owned())
 }

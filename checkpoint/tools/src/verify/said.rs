@@ -8,7 +8,8 @@ use waystation_proto::xla::PrimitiveType;
 
 use super::{Kind, Report};
 use crate::info::{ARRAY_METADATAS, ArrayMetadata, Leaf, METADATA, SHARDING, STRINGS};
-use crate::item::{Array, Item, Layout};
+use crate::item::{Array, Item};
+use waystation_checkpoint::Layout;
 
 /// What Orbax calls leaves.
 const VALUE_TYPES: [&str; 9] = [
@@ -76,7 +77,21 @@ fn leaves(item: &Item, report: &mut Report) {
         }
         return;
     };
+    for (key, reason) in &tree.odd {
+        report.fault(
+            Kind::Contradiction,
+            None,
+            METADATA,
+            format!("{key}: {reason}"),
+        );
+    }
+    // Older versions of Orbax write none of them.
+    let have_shapes = tree.leaves.values().any(|leaf| leaf.write_shape.is_some());
     for (name, leaf) in &tree.leaves {
+        if have_shapes && leaf.value_type == "jax.Array" && leaf.write_shape.is_none() {
+            let reason = "no write_shape, which other arrays have";
+            report.fault(Kind::Contradiction, Some(name), METADATA, reason);
+        }
         if leaf.is_array() && !item.arrays.contains_key(name) {
             report.fault(
                 Kind::MissingArray,
@@ -299,6 +314,10 @@ fn sharding_fault(sharding: &Value, shape: &[i64]) -> Option<String> {
         ));
     }
     let devices = &sharding["device_mesh"]["mesh"];
+    // Older versions of Orbax do not name the devices at all.
+    if sharding.get("device_mesh").is_some() && !devices.is_array() {
+        return Some("a device_mesh without devices".to_owned());
+    }
     let product = mesh
         .iter()
         .try_fold(1i64, |product, &n| product.checked_mul(n));

@@ -26,7 +26,7 @@ pub(crate) struct ConvertArgs {
     /// Only this step, by number or name [default: all that are finished]
     #[arg(long = "step", value_name = "STEP")]
     step: Option<String>,
-    /// zarr2, zarr2_ocdbt, zarr3 or zarr3_ocdbt [default: as it is]
+    /// zarr2, zarr3, ocdbt (zarr v2 in a database) or ocdbt_zarr3 [default: as it is]
     #[arg(long = "layout", value_name = "LAYOUT")]
     layout: Option<Layout>,
     /// Cut arrays anew, into chunks of so many bytes at most [default: as they are]

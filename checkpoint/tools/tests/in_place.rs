@@ -1,0 +1,241 @@
+//! Conversions in place that are cut off at every write and every removal: what is left can be read, and the same command ends
+//! well.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a helper that fails fails its test; clippy knows that only of test functions"
+)]
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use futures::StreamExt as _;
+use futures::stream::BoxStream;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    ObjectStoreExt as _, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+};
+use waystation_checkpoint::zarr::{Codec, DType, Format, Metadata};
+use waystation_checkpoint::{IndexDomain, Layout};
+use waystation_checkpoint_tools::convert::{Options, in_place};
+use waystation_checkpoint_tools::{Item, Memory, Place, Progress, diff, verify};
+
+/// Changes nothing any more after so many changes.
+#[derive(Debug)]
+struct Ending {
+    inner: Arc<InMemory>,
+    left: AtomicI64,
+}
+
+impl Ending {
+    fn count(&self) -> Result<()> {
+        if self.left.fetch_sub(1, Ordering::Relaxed) > 0 {
+            return Ok(());
+        }
+        Err(object_store::Error::Generic {
+            store: "ending",
+            source: "it is over".into(),
+        })
+    }
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ending")
+    }
+}
+
+#[async_trait::async_trait]
+impl ObjectStore for Ending {
+    async fn put_opts(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> Result<PutResult> {
+        self.count()?;
+        self.inner.put_opts(location, payload, options).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        options: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        self.count()?;
+        self.inner.put_multipart_opts(location, options).await
+    }
+
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        self.inner.get_opts(location, options).await
+    }
+
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        match self.count() {
+            Ok(()) => self.inner.delete_stream(locations),
+            Err(error) => futures::stream::once(async { Err(error) }).boxed(),
+        }
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.inner.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.inner.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.inner.copy_opts(from, to, options).await
+    }
+}
+
+const ARRAYS: [(&str, &[i64], &[i64]); 3] = [
+    ("w", &[8, 300], &[4, 300]),
+    ("layers.0.b", &[6], &[3]),
+    ("scalar", &[], &[]),
+];
+
+/// A checkpoint in zarr v2 as Orbax writes it.
+async fn plain() -> Arc<InMemory> {
+    let store = Arc::new(InMemory::new());
+    let mut leaves = serde_json::Map::new();
+    for (name, shape, chunks) in ARRAYS {
+        let dtype = DType::parse_v3("float32").unwrap();
+        let codec = Codec::Zstd { level: 1 };
+        let metadata = Metadata::new(Format::Zarr2, shape, chunks, dtype, codec).unwrap();
+        let path = Path::parse(format!("item/{name}/.zarray")).unwrap();
+        store
+            .put(&path, metadata.encode().unwrap().into())
+            .await
+            .unwrap();
+        for (number, index) in metadata
+            .grid
+            .chunks_of(&IndexDomain::whole(shape))
+            .enumerate()
+        {
+            let elements: Vec<u8> = (0..metadata.block_bytes().unwrap())
+                .map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8 ^ number as u8)
+                .collect();
+            let path = Path::parse(format!("item/{name}/{}", metadata.keys.key(&index))).unwrap();
+            let frame = codec.encode(elements.into()).unwrap();
+            store.put(&path, frame.into()).await.unwrap();
+        }
+        let keys: Vec<_> = name
+            .split('.')
+            .map(|key| serde_json::json!({"key": key, "key_type": 2}))
+            .collect();
+        let quoted: Vec<String> = name.split('.').map(|key| format!("'{key}'")).collect();
+        let key = match quoted.as_slice() {
+            [one] => format!("({one},)"),
+            several => format!("({})", several.join(", ")),
+        };
+        let value = serde_json::json!({"value_type": "jax.Array", "skip_deserialize": false, "write_shape": chunks});
+        leaves.insert(
+            key,
+            serde_json::json!({"key_metadata": keys, "value_metadata": value}),
+        );
+    }
+    let about = serde_json::json!({"tree_metadata": leaves, "use_ocdbt": false, "use_zarr3": false, "custom_metadata": null});
+    let path = Path::from("item/_METADATA");
+    store
+        .put(&path, about.to_string().into_bytes().into())
+        .await
+        .unwrap();
+    store
+}
+
+/// Another store with the same objects.
+async fn copied(store: &InMemory) -> Arc<InMemory> {
+    let copy = InMemory::new();
+    let mut listed = store.list(None);
+    while let Some(meta) = listed.next().await {
+        let path = meta.unwrap().location;
+        let bytes = store.get(&path).await.unwrap().bytes().await.unwrap();
+        copy.put(&path, bytes.into()).await.unwrap();
+    }
+    Arc::new(copy)
+}
+
+async fn open(store: Arc<dyn ObjectStore>) -> Item {
+    Item::open(&Place::from_store(store, "item", "memory:///item"))
+        .await
+        .unwrap()
+}
+
+async fn convert(
+    store: Arc<dyn ObjectStore>,
+    layout: Layout,
+    remove: bool,
+) -> waystation_checkpoint_tools::Result<u64> {
+    let options = Options {
+        layout: Some(layout),
+        ..Options::default()
+    };
+    let item = open(store).await;
+    let (memory, progress) = (Memory::default(), Progress::default());
+    let done = in_place(&item, &options, remove, &memory, &progress).await?;
+    assert_eq!(done.layout, layout);
+    Ok(done.removed)
+}
+
+/// That all arrays can be read where `_METADATA` says they are, and are what they were.
+async fn assert_well(store: Arc<InMemory>, original: &Item, is_interrupted: bool) -> Item {
+    let item = open(store).await;
+    let (memory, progress) = (Memory::default(), Progress::default());
+    let report = verify::verify(&item, &memory, &progress).await.unwrap();
+    let faults: Vec<_> = report
+        .faults
+        .iter()
+        // Chunks of arrays that are not whole yet, or not any more.
+        .filter(|fault| !is_interrupted || fault.kind != verify::Kind::Extra)
+        .collect();
+    assert!(faults.is_empty(), "{faults:?}");
+    let found = diff::diff(original, &item, &[], &memory, &progress);
+    let found = found.await.unwrap();
+    assert_eq!((found.compared, found.differences), (3, Vec::new()));
+    item
+}
+
+#[tokio::test]
+async fn an_interruption_at_any_point_leaves_a_checkpoint_that_can_be_read() {
+    let mut interruptions = 0;
+    let original = plain().await;
+    let wanted = open(original.clone()).await;
+    for from in Layout::ALL {
+        let begin = copied(&original).await;
+        convert(begin.clone(), from, true).await.unwrap();
+        assert_well(begin.clone(), &wanted, false).await;
+        for to in Layout::ALL {
+            for remove in [false, true] {
+                for changes in 0.. {
+                    let store = copied(&begin).await;
+                    let ending = Arc::new(Ending {
+                        inner: store.clone(),
+                        left: AtomicI64::new(changes),
+                    });
+                    let ended = convert(ending, to, remove).await;
+                    assert_well(store.clone(), &wanted, ended.is_err()).await;
+                    let is_whole = ended.is_ok();
+                    // Once more, and it is done.
+                    convert(store.clone(), to, true).await.unwrap();
+                    let item = assert_well(store, &wanted, false).await;
+                    assert_eq!(item.said_layout(), Some(to));
+                    assert!(item.arrays.values().all(|layouts| layouts.len() == 1));
+                    if is_whole {
+                        break;
+                    }
+                    interruptions += 1;
+                }
+            }
+        }
+    }
+    println!("{interruptions} interruptions");
+    assert!(interruptions > 100);
+}
