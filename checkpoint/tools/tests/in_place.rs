@@ -236,6 +236,5 @@ async fn an_interruption_at_any_point_leaves_a_checkpoint_that_can_be_read() {
             }
         }
     }
-    println!("{interruptions} interruptions");
-    assert!(interruptions > 100);
+    assert!(interruptions > 100, "{interruptions}");
 }
