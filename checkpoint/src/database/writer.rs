@@ -89,7 +89,7 @@ impl Writer {
         let key = Bytes::from(key);
         let size = value.content_length();
         if size <= self.config.max_inline_value_bytes as usize {
-            let value = Value::Inline(value.into());
+            let value = Value::Inline(compact(&value));
             self.lock().entries.push((key, value));
             return Ok(size as u64);
         }
@@ -101,6 +101,7 @@ impl Writer {
             self.lock().entries.push((key, value));
             return Ok(size as u64);
         }
+        let small = compact(&value);
         // Not asked for with the lock in hand.
         let fresh = Arc::new(DataFile::random(random(&self.root)?));
         let full = {
@@ -111,7 +112,7 @@ impl Writer {
                 bytes: 0,
             });
             let value_at = self.location(&gathering.file, gathering.bytes, size)?;
-            gathering.parts.extend(value);
+            gathering.parts.push(small);
             gathering.bytes += size;
             state.entries.push((key, value_at));
             let all = limits.bytes.fetch_add(size, Relaxed) + size;
@@ -282,6 +283,16 @@ impl Engine {
         writer.write_built(built).await?;
         Ok(merged.keys)
     }
+}
+
+/// A copy that takes no more memory than it has bytes: a compressor's output lies in a buffer for the worst case, which a
+/// small value would keep.
+fn compact(value: &PutPayload) -> Bytes {
+    let mut copy = Vec::with_capacity(value.content_length());
+    for part in value.iter() {
+        copy.extend_from_slice(part);
+    }
+    copy.into()
 }
 
 /// The time of a commit.

@@ -7,8 +7,10 @@
     reason = "a test's helpers fail as its assertions do"
 )]
 
+#[path = "../../ocdbt/tests/tensorstore/peer.rs"]
+mod peer;
+
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -17,6 +19,8 @@ use waystation_checkpoint::{
     zarr::Format,
 };
 use waystation_proto::xla::PrimitiveType;
+
+use self::peer::peer;
 
 #[derive(Serialize, Deserialize)]
 struct Item {
@@ -29,37 +33,6 @@ struct Item {
     zarr3: bool,
     #[serde(default)]
     ocdbt: bool,
-}
-
-fn python() -> PathBuf {
-    let python = std::env::var_os("WAYSTATION_TEST_PYTHON")
-        .filter(|python| !python.is_empty())
-        .map_or_else(
-            || Path::new(env!("CARGO_MANIFEST_DIR")).join("../.venv/bin/python"),
-            PathBuf::from,
-        );
-    assert!(
-        python.is_file(),
-        "no Python at {}: run `make venv`, or set WAYSTATION_TEST_PYTHON to one with orbax-checkpoint",
-        python.display()
-    );
-    python
-}
-
-fn peer(command: &str, folder: &Path) {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tensorstore/peer.py");
-    let output = Command::new(python())
-        .arg(script)
-        .arg(command)
-        .arg(folder)
-        .output()
-        .unwrap();
-    assert!(
-        output.status.success(),
-        "peer.py {command}: {}\n{}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
 }
 
 /// Elements of any bits the type has, the same in every run.

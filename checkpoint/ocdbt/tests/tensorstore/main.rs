@@ -7,10 +7,11 @@
     reason = "a test's helpers fail as its assertions do"
 )]
 
+mod peer;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use bytes::Bytes;
 use futures::executor::block_on;
@@ -18,6 +19,8 @@ use waystation_ocdbt::{
     Builder, Built, Compression, Config, Database, Error, Limits, Source, SourceError, Value,
     merge, numbered_manifest_generation,
 };
+
+use self::peer::peer;
 
 type Pairs = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -35,33 +38,6 @@ impl Source for Folder {
             content.slice(range.start.min(end) as usize..end as usize),
         ))
     }
-}
-
-fn peer(command: &str, folder: &Path) {
-    let python = std::env::var_os("WAYSTATION_TEST_PYTHON")
-        .filter(|python| !python.is_empty())
-        .map_or_else(
-            || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.venv/bin/python"),
-            PathBuf::from,
-        );
-    assert!(
-        python.is_file(),
-        "no Python at {}: run `make venv`, or set WAYSTATION_TEST_PYTHON to one with tensorstore",
-        python.display()
-    );
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tensorstore/peer.py");
-    let ended = Command::new(python)
-        .arg(script)
-        .arg(command)
-        .arg(folder)
-        .output()
-        .unwrap();
-    assert!(
-        ended.status.success(),
-        "{command}: {}{}",
-        String::from_utf8_lossy(&ended.stdout),
-        String::from_utf8_lossy(&ended.stderr)
-    );
 }
 
 /// The pairs as both sides put them beside a database.
