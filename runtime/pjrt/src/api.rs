@@ -87,6 +87,7 @@ pub(crate) struct Api {
     table: Table<sys::PJRT_Api>,
     layouts: Option<Table<sys::PJRT_Layouts_Extension>>,
     ffi: Option<Table<sys::PJRT_FFI_Extension>>,
+    transform: Option<Table<sys::PJRT_Xla_Transform_Extension>>,
 }
 
 impl Api {
@@ -111,6 +112,7 @@ impl Api {
             table,
             layouts: None,
             ffi: None,
+            transform: None,
         };
         let (major, minor) = api.version().ok_or_else(|| {
             Error::own(
@@ -144,10 +146,16 @@ impl Api {
             // SAFETY: as above.
             unsafe { Table::new(base.cast()) }
         });
+        // SAFETY: as above.
+        let transform = unsafe { api.extension(sys::EXTENSION_XLA_TRANSFORM) }.map(|base| {
+            // SAFETY: as above.
+            unsafe { Table::new(base.cast()) }
+        });
         Ok(Self {
             table,
             layouts,
             ffi,
+            transform,
         })
     }
 
@@ -257,6 +265,56 @@ impl Api {
         };
         // SAFETY: passed on from this function's contract.
         unsafe { self.call_in(ffi, args) }
+    }
+
+    /// As [`Api::call`], for a function of the extension that has programs transformed.
+    ///
+    /// # Errors
+    ///
+    /// As [`Api::call`]; [`Code::Unimplemented`] also if the plugin lacks the extension.
+    ///
+    /// # Safety
+    ///
+    /// As [`Api::call`].
+    pub(crate) unsafe fn call_transform<A: Call<Table = sys::PJRT_Xla_Transform_Extension>>(
+        &self,
+        args: &mut A,
+    ) -> Result<(), Error> {
+        let Some(transform) = self.transform else {
+            return Err(Error::own(
+                Code::Unimplemented,
+                A::NAME,
+                "this plugin lets nobody change a program that it compiles: it has no XlaTransform extension",
+            ));
+        };
+        // SAFETY: passed on from this function's contract.
+        unsafe { self.call_in(transform, args) }
+    }
+
+    /// Whether the plugin has the functions that [`Api::call`] and its kin would call.
+    pub(crate) fn check_spanning(&self) -> Result<(), Error> {
+        use sys::Call as _;
+        self.table.slot(
+            sys::PJRT_ExecuteContext_Create_Args::SLOT,
+            sys::PJRT_ExecuteContext_Create_Args::NAME,
+        )?;
+        let lacks =
+            |name| move || Error::own(Code::Unimplemented, name, "this plugin lacks the extension");
+        let ffi = self
+            .ffi
+            .ok_or_else(lacks(sys::PJRT_FFI_UserData_Add_Args::NAME))?;
+        ffi.slot(
+            sys::PJRT_FFI_UserData_Add_Args::SLOT,
+            sys::PJRT_FFI_UserData_Add_Args::NAME,
+        )?;
+        let transform = self
+            .transform
+            .ok_or_else(lacks(sys::PJRT_Register_Xla_Transform_Args::NAME))?;
+        transform.slot(
+            sys::PJRT_Register_Xla_Transform_Args::SLOT,
+            sys::PJRT_Register_Xla_Transform_Args::NAME,
+        )?;
+        Ok(())
     }
 
     /// # Safety

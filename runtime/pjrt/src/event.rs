@@ -91,6 +91,35 @@ impl RawEvent {
         unsafe { self.plugin.api().call(&mut args) }.map_err(|error| error.from(self.origin))
     }
 
+    /// Keeps `value` until the event is ready; for good if it cannot be told when that is.
+    pub(crate) fn keep<T: Send + 'static>(&self, value: T) {
+        unsafe extern "C" fn ready<T>(error: *mut sys::PJRT_Error, argument: *mut c_void) {
+            // SAFETY: `argument` is the box of this type that `keep` gave away; the plugin calls once.
+            let kept = unsafe { Box::from_raw(argument.cast::<(Arc<Plugin>, T)>()) };
+            let outer = IN_CALLBACK.replace(true);
+            let caught = catch_unwind(AssertUnwindSafe(move || {
+                let (plugin, value) = *kept;
+                // The callback owns the error, which the event's owner hears of too.
+                let _ = plugin.api().check(error, "PJRT_Event_OnReady");
+                drop(value);
+            }));
+            IN_CALLBACK.set(outer);
+            if caught.is_err() {
+                tracing::error!("letting go of something panicked");
+            }
+        }
+
+        let mut args = sys::PJRT_Event_OnReady_Args::new();
+        args.event = self.raw.as_ptr();
+        args.callback = Some(ready::<T>);
+        args.user_arg = Box::into_raw(Box::new((Arc::clone(&self.plugin), value))).cast();
+        // SAFETY: the event is live; what is registered stays so if the event is destroyed. If it could not be registered,
+        // the box is lost on purpose.
+        if let Err(error) = unsafe { self.plugin.api().call(&mut args) } {
+            tracing::error!(%error, "it cannot be told when an execution ends");
+        }
+    }
+
     /// Has `callback` called with the outcome, on a thread of the plugin or at once on this one. If it cannot
     /// be registered, the event and the callback come back with the reason.
     pub(crate) fn on_ready<F>(self, callback: F) -> Result<(), (Error, Self, F)>

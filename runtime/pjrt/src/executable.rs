@@ -3,10 +3,12 @@
 use crate::api;
 use crate::buffer::Buffer;
 use crate::client::{Client, ClientInner};
+use crate::context::ExecuteContext;
+use crate::device::Device;
 use crate::device::text_of;
 use crate::element::ElementType;
 use crate::error::Error;
-use crate::execute::{self, ExecuteOptions, Execution};
+use crate::execute::{self, ExecuteOptions, Execution, OneExecution};
 use crate::sys;
 use crate::value::{self, OptionValue};
 use std::ptr::{NonNull, null, null_mut};
@@ -438,6 +440,25 @@ impl LoadedExecutable {
         options: &ExecuteOptions,
     ) -> Result<Execution, Error> {
         execute::execute(self, args, options)
+    }
+
+    /// Starts an execution on one device, which may be any for an executable that was compiled or loaded as portable
+    /// (`compile_portable_executable`). Targets that it calls get `context`.
+    ///
+    /// XLA's CPU client runs cheap programs on the calling thread, and returns when they are done, also if they call targets that end
+    /// their calls later: where such calls wait for other devices, each device needs a thread of its own to call this.
+    ///
+    /// # Errors
+    ///
+    /// As [`LoadedExecutable::execute`].
+    pub fn execute_on(
+        &self,
+        device: &Device,
+        args: &[&Buffer],
+        options: &ExecuteOptions,
+        context: Option<&ExecuteContext>,
+    ) -> Result<OneExecution, Error> {
+        execute::execute_on(self, device, args, options, context)
     }
 
     /// Unloads the executable while handles to it stay; executions under way finish.

@@ -4,12 +4,18 @@
 //! needs no `unsafe`: the frame checks what the plugin passes before it lends any of it, and lends no memory twice.
 //! XLA calls targets from its own threads, many at once; a target that blocks holds up the program that calls it.
 //! One that panics fails its program and no more.
+//!
+//! An [`AsyncTarget`] gets a [`Call`] instead, which it may keep, and end when it can: nothing is blocked meanwhile.
 
+mod call;
 mod element;
+mod finish;
 mod frame;
+mod future;
 #[cfg(test)]
 mod tests;
 
+pub use call::{AsyncTarget, Call, Input, Outputs, Promise};
 pub use element::Element;
 pub use frame::Frame;
 pub use num_complex::Complex;
@@ -85,6 +91,15 @@ impl Plugin {
     /// [`Code::Unimplemented`] if the plugin takes no targets; what the plugin reports, such as a name that it has
     /// itself.
     pub fn register_ffi<T: Target>(&self, name: &str, platform: &str) -> Result<(), Error> {
+        self.register_handler(name, platform, handle::<T>)
+    }
+
+    fn register_handler(
+        &self,
+        name: &str,
+        platform: &str,
+        handler: sys::Handler,
+    ) -> Result<(), Error> {
         let mut known = self
             .ffi_targets()
             .lock()
@@ -98,7 +113,7 @@ impl Plugin {
             struct_size: SIZE,
             target_name: name.as_ptr().cast(),
             target_name_size: name.len(),
-            handler: handle::<T>,
+            handler,
             platform_name: platform.as_ptr().cast(),
             platform_name_size: platform.len(),
             traits: 0,
@@ -112,7 +127,7 @@ impl Plugin {
                     target_name: name.as_ptr().cast(),
                     target_name_size: name.len(),
                     api_version: 1,
-                    handler: handle::<T>,
+                    handler,
                     platform_name: platform.as_ptr().cast(),
                     platform_name_size: platform.len(),
                     traits: 0,

@@ -10,7 +10,9 @@
 //! - [`Plugin`] is a loaded library, [`Client`] a runtime with its [`Device`]s and [`Memory`]s;
 //! - [`Buffer`] is an array on one device, [`LoadedExecutable`] a program ready to run;
 //! - [`Event`] is a promise of the plugin, as a future or with a callback;
-//! - [`ffi`] registers functions of ours that programs call by name.
+//! - [`ffi`] registers functions of ours that programs call by name, and that may end their calls later;
+//! - [`Client::compile_transformed`] changes a program when it is optimized and no code is made yet, [`ExecuteContext`] hands
+//!   something of ours to the targets of one execution, and [`Plugin::check_spanning`] tries whether a plugin has both.
 //!
 //! # Versions
 //!
@@ -30,6 +32,7 @@ mod api;
 mod buffer;
 mod client;
 mod completion;
+mod context;
 mod device;
 pub mod discover;
 mod element;
@@ -43,18 +46,21 @@ pub mod ffi;
 mod heap;
 mod host;
 mod plugin;
+mod spanning;
 mod sys;
 mod transfer;
+mod transform;
 mod value;
 
 pub use buffer::Buffer;
 pub use client::Client;
+pub use context::ExecuteContext;
 pub use device::{Device, Memory};
 pub use element::ElementType;
 pub use error::{Code, Error};
 pub use event::Event;
 pub use executable::{LoadedExecutable, MemoryStats};
-pub use execute::{ExecuteOptions, Execution};
+pub use execute::{ExecuteOptions, Execution, OneExecution};
 pub use heap::release_free_heap;
 pub use host::{AlignedBytes, HostBytes};
 pub use plugin::Plugin;

@@ -1,24 +1,39 @@
 //! A loaded plugin.
 
 use crate::api::Api;
+use crate::context::Empty;
 use crate::error::{Code, Error};
 use crate::sys;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Plugins of this process by canonical path. They stay here for good: XLA starts threads and registers
 /// destructors that outlive any moment at which unloading the library could be safe.
 static LOADED: Mutex<Option<HashMap<PathBuf, Arc<Plugin>>>> = Mutex::new(None);
 
 /// A PJRT plugin: a shared library that was loaded, asked for its functions, and initialised once.
-#[derive(Debug)]
 pub struct Plugin {
     path: PathBuf,
     api: Api,
     /// Names of the FFI targets of ours that it knows.
     ffi_targets: Mutex<BTreeSet<String>>,
+    /// XLA's number of the type of user data, once it is registered.
+    user_data: Mutex<Option<i64>>,
+    /// For executions without data, once there are targets that look for it.
+    no_data: OnceLock<Empty>,
+    /// Whether programs that are compiled pass by us.
+    transforming: Mutex<bool>,
+}
+
+impl std::fmt::Debug for Plugin {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Plugin")
+            .field("path", &self.path)
+            .field("api", &self.api)
+            .finish_non_exhaustive()
+    }
 }
 
 impl std::fmt::Debug for Api {
@@ -98,6 +113,9 @@ impl Plugin {
             path,
             api,
             ffi_targets: Mutex::default(),
+            user_data: Mutex::default(),
+            no_data: OnceLock::new(),
+            transforming: Mutex::default(),
         }))
     }
 
@@ -130,6 +148,21 @@ impl Plugin {
     /// Names of the FFI targets of ours that the plugin knows.
     pub(crate) fn ffi_targets(&self) -> &Mutex<BTreeSet<String>> {
         &self.ffi_targets
+    }
+
+    /// XLA's number of the type of user data, once it is registered.
+    pub(crate) fn user_data(&self) -> &Mutex<Option<i64>> {
+        &self.user_data
+    }
+
+    /// For executions without data, once there are targets that look for it.
+    pub(crate) fn no_data(&self) -> &OnceLock<Empty> {
+        &self.no_data
+    }
+
+    /// Whether programs that are compiled pass by us.
+    pub(crate) fn transforming(&self) -> &Mutex<bool> {
+        &self.transforming
     }
 
     /// The door to the plugin's functions.

@@ -19,10 +19,12 @@ mod ffi;
 #[cfg(test)]
 mod layout_tests;
 mod table;
+mod transform;
 
 pub(crate) use args::*;
 pub(crate) use ffi::*;
 pub(crate) use table::*;
+pub(crate) use transform::*;
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
@@ -53,6 +55,7 @@ opaque!(
     PJRT_SerializedExecutable,
     PJRT_Layouts_MemoryLayout,
     PJRT_Layouts_SerializedLayout,
+    PJRT_ExecuteContext,
 );
 
 /// Head of every extension: a linked list that starts in the function table.
@@ -187,7 +190,7 @@ pub(crate) struct PJRT_ExecuteOptions {
     pub(crate) launch_id: c_int,
     pub(crate) non_donatable_input_indices: *const i64,
     pub(crate) num_non_donatable_input_indices: usize,
-    pub(crate) context: *mut c_void,
+    pub(crate) context: *mut PJRT_ExecuteContext,
     pub(crate) call_location: *const c_char,
     pub(crate) num_tasks: usize,
     pub(crate) task_ids: *mut c_int,

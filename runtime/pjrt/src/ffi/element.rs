@@ -64,6 +64,22 @@ pub(super) fn describe(number: i32) -> Option<(usize, &'static str)> {
     })
 }
 
+/// Bits of an element of a type that [`describe`] knows.
+pub(super) fn bits(number: i32) -> Option<usize> {
+    describe(number).map(|(bytes, _)| 8 * bytes)
+}
+
+/// Bits of an element of any type, those of less than a byte packed, which is the least that XLA has for them.
+pub(super) fn packed_bits(number: i32) -> Option<usize> {
+    match number {
+        21 | 22 | 32 => Some(4),
+        26 | 27 => Some(2),
+        30 | 31 => Some(1),
+        19 | 20 | 23 | 24 | 25 | 28 | 29 | 33 => Some(8),
+        other => bits(other),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

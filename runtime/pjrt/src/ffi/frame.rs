@@ -1,12 +1,12 @@
 //! The operands, results and attributes of one call.
 
-use super::element::{PRED, describe};
+use super::element::{PRED, bits, describe};
 use super::{Element, Failure};
 use crate::api::slice;
 use crate::error::Code;
 use crate::sys;
 use std::borrow::Cow;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
 
 /// Operands or results of one call at most. JAX's targets have up to ten.
@@ -32,15 +32,15 @@ pub struct Frame<'a> {
 
 /// A dense array in memory.
 #[derive(Debug)]
-struct Buffer {
+pub(super) struct Buffer {
     ty: i32,
     dims: Vec<usize>,
     /// Product of `dims`.
     count: usize,
-    start: usize,
-    /// At most `isize::MAX`; `start + bytes` does not overflow.
-    bytes: usize,
-    data: *mut u8,
+    pub(super) start: usize,
+    /// At most `isize::MAX`; `start + bytes` does not overflow. Nothing is here if `data` is null.
+    pub(super) bytes: usize,
+    pub(super) data: *mut u8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -54,8 +54,12 @@ enum Scalar {
 impl Buffer {
     /// # Safety
     ///
-    /// `raw` is null or a buffer of XLA's FFI, valid with what it points to.
-    unsafe fn new(raw: *const sys::XLA_FFI_Buffer) -> Result<Self, Failure> {
+    /// `raw` is null or a buffer of XLA's FFI, valid with what it points to; `bits` is how wide elements of a type are there, or
+    /// less.
+    unsafe fn new(
+        raw: *const sys::XLA_FFI_Buffer,
+        bits: fn(i32) -> Option<usize>,
+    ) -> Result<Self, Failure> {
         let wrong = |what: &str| Failure::invalid(format!("XLA passes a buffer {what}"));
         if raw.is_null() {
             return Err(wrong("that is null"));
@@ -78,13 +82,12 @@ impl Buffer {
             .map(|dim| usize::try_from(*dim))
             .collect::<Result<_, _>>()
             .map_err(|_| wrong("with a negative dimension"))?;
-        let (width, _) =
-            describe(ty).ok_or_else(|| wrong(&format!("of elements of type number {ty}")))?;
+        let width = bits(ty).ok_or_else(|| wrong(&format!("of elements of type number {ty}")))?;
         let bytes = |dims: &[usize]| {
             let count = dims
                 .iter()
                 .try_fold(1_usize, |count, dim| count.checked_mul(*dim))?;
-            let bytes = count.checked_mul(width)?;
+            let bytes = count.checked_mul(width)?.div_ceil(8);
             let end = data.addr().checked_add(bytes)?;
             (isize::try_from(bytes).is_ok() && isize::try_from(end).is_ok())
                 .then_some((count, bytes))
@@ -106,10 +109,15 @@ impl Buffer {
     /// # Safety
     ///
     /// As [`Buffer::new`] for each; the lists are as long as `raw.size` says.
-    unsafe fn list(raw: &sys::XLA_FFI_Buffers, what: &str) -> Result<Vec<Self>, Failure> {
-        if !(0..=MOST_BUFFERS).contains(&raw.size) {
+    pub(super) unsafe fn list(
+        raw: &sys::XLA_FFI_Buffers,
+        what: &str,
+        most: i64,
+        bits: fn(i32) -> Option<usize>,
+    ) -> Result<Vec<Self>, Failure> {
+        if !(0..=most).contains(&raw.size) {
             return Err(Failure::invalid(format!(
-                "XLA passes {} {what}; at most {MOST_BUFFERS} are taken",
+                "XLA passes {} {what}; at most {most} are taken",
                 raw.size
             )));
         }
@@ -129,9 +137,22 @@ impl Buffer {
                     )));
                 }
                 // SAFETY: passed on from this function's contract.
-                unsafe { Self::new(*buffer) }
+                unsafe { Self::new(*buffer, bits) }
             })
             .collect()
+    }
+
+    /// Bytes that are not there.
+    #[cfg(test)]
+    pub(super) fn at(start: usize, bytes: usize) -> Self {
+        Self {
+            ty: 6,
+            dims: vec![bytes],
+            count: bytes,
+            start,
+            bytes,
+            data: std::ptr::without_provenance_mut(start),
+        }
     }
 
     fn overlaps(&self, other: &Self) -> bool {
@@ -188,8 +209,8 @@ impl<'a> Frame<'a> {
         // SAFETY: passed on from this function's contract.
         let (inputs, outputs, attributes) = unsafe {
             (
-                Buffer::list(&raw.args, "operands")?,
-                Buffer::list(&raw.rets, "results")?,
+                Buffer::list(&raw.args, "operands", MOST_BUFFERS, bits)?,
+                Buffer::list(&raw.rets, "results", MOST_BUFFERS, bits)?,
                 attributes(&raw.attrs)?,
             )
         };
@@ -420,8 +441,32 @@ fn out_of_memory(bytes: usize) -> Failure {
 
 /// # Safety
 ///
-/// `raw` is valid during `'a` with what it points to.
-unsafe fn attributes<'a>(raw: &'a sys::XLA_FFI_Attrs) -> Result<Vec<(&'a str, Scalar)>, Failure> {
+/// `raw` is valid with what it points to.
+unsafe fn attributes(raw: &sys::XLA_FFI_Attrs) -> Result<Vec<(&str, Scalar)>, Failure> {
+    // SAFETY: passed on from this function's contract.
+    let attributes = unsafe { raw_attributes(raw)? };
+    Ok(attributes
+        .into_iter()
+        .map(|(name, kind, value)| {
+            let value = if kind == sys::FFI_SCALAR {
+                // SAFETY: the kind says that this is a scalar.
+                unsafe { scalar(&*value.cast::<sys::XLA_FFI_Scalar>()) }
+            } else {
+                Scalar::Other
+            };
+            (name, value)
+        })
+        .collect())
+}
+
+/// Name, kind and value of each attribute; no value is null.
+///
+/// # Safety
+///
+/// `raw` is valid with what it points to.
+pub(super) unsafe fn raw_attributes(
+    raw: &sys::XLA_FFI_Attrs,
+) -> Result<Vec<(&str, c_int, *const c_void)>, Failure> {
     if !(0..=MOST_ATTRIBUTES).contains(&raw.size) {
         return Err(Failure::invalid(format!(
             "XLA passes {} attributes; at most {MOST_ATTRIBUTES} are taken",
@@ -446,16 +491,10 @@ unsafe fn attributes<'a>(raw: &'a sys::XLA_FFI_Attrs) -> Result<Vec<(&'a str, Sc
             return Err(Failure::invalid("XLA passes an attribute that is null"));
         }
         // SAFETY: a span that is not null, of `len` bytes.
-        let name: &'a [u8] = unsafe { slice((**name).ptr.cast::<u8>(), (**name).len) };
+        let name: &[u8] = unsafe { slice((**name).ptr.cast::<u8>(), (**name).len) };
         let name = std::str::from_utf8(name)
             .map_err(|_| Failure::invalid("XLA passes an attribute whose name is not UTF-8"))?;
-        let value = if *kind == sys::FFI_SCALAR {
-            // SAFETY: the kind says that this is a scalar.
-            unsafe { scalar(&*value.cast::<sys::XLA_FFI_Scalar>()) }
-        } else {
-            Scalar::Other
-        };
-        attributes.push((name, value));
+        attributes.push((name, *kind, *value));
     }
     Ok(attributes)
 }

@@ -314,6 +314,13 @@ calls! { PJRT_Api:
         execute_device: *mut PJRT_Device,
     });
 
+    PJRT_ExecuteContext_Create(PJRT_ExecuteContext_Create_Args {
+        context: *mut PJRT_ExecuteContext,
+    });
+    PJRT_ExecuteContext_Destroy(PJRT_ExecuteContext_Destroy_Args {
+        context: *mut PJRT_ExecuteContext,
+    });
+
     PJRT_Buffer_Destroy(PJRT_Buffer_Destroy_Args { buffer: *mut PJRT_Buffer, });
     PJRT_Buffer_ElementType(PJRT_Buffer_ElementType_Args {
         buffer: *mut PJRT_Buffer,

@@ -70,6 +70,50 @@ unsafe impl Call for PJRT_FFI_Register_Handler_Args_V2 {
     const SLOT: usize = offset_of!(PJRT_FFI_Extension, register_handler);
 }
 
+/// Functions on values of a type. All are left out: what is handed over stays the caller's.
+#[repr(C)]
+pub(crate) struct PJRT_FFI_Type_Info {
+    pub(crate) deleter: *const c_void,
+    pub(crate) serialize: *const c_void,
+    pub(crate) deserialize: *const c_void,
+}
+
+/// Older versions of the extension have no `type_info`, and take longer arguments than theirs.
+#[repr(C)]
+pub(crate) struct PJRT_FFI_Type_Register_Args {
+    pub(crate) struct_size: usize,
+    pub(crate) extension_start: *mut PJRT_Extension_Base,
+    pub(crate) type_name: *const c_char,
+    pub(crate) type_name_size: usize,
+    pub(crate) type_id: i64,
+    pub(crate) type_info: *const PJRT_FFI_Type_Info,
+}
+
+// SAFETY: the slot takes these arguments since version 3 of the extension, and before it their beginning.
+unsafe impl Call for PJRT_FFI_Type_Register_Args {
+    type Table = PJRT_FFI_Extension;
+    const NAME: &'static str = "PJRT_FFI_Type_Register";
+    const SLOT: usize = offset_of!(PJRT_FFI_Extension, type_id_register);
+}
+
+/// Adds a pointer to an execution's context. Since version 3 of the extension there is no `deleter`; it is left null.
+#[repr(C)]
+pub(crate) struct PJRT_FFI_UserData_Add_Args {
+    pub(crate) struct_size: usize,
+    pub(crate) extension_start: *mut PJRT_Extension_Base,
+    pub(crate) context: *mut super::PJRT_ExecuteContext,
+    pub(crate) type_id: i64,
+    pub(crate) data: *const c_void,
+    pub(crate) deleter: *const c_void,
+}
+
+// SAFETY: the slot takes these arguments before version 3 of the extension, and since then their beginning.
+unsafe impl Call for PJRT_FFI_UserData_Add_Args {
+    type Table = PJRT_FFI_Extension;
+    const NAME: &'static str = "PJRT_FFI_UserData_Add";
+    const SLOT: usize = offset_of!(PJRT_FFI_Extension, user_data_add);
+}
+
 /// `XLA_FFI_Handler`: takes a frame, returns null or an error that XLA then owns.
 pub(crate) type Handler = unsafe extern "C" fn(*mut XLA_FFI_CallFrame) -> *mut XLA_FFI_Error;
 
@@ -122,6 +166,74 @@ pub(crate) struct XLA_FFI_Api {
     pub(crate) internal_api: *const c_void,
     pub(crate) error_create:
         Option<unsafe extern "C" fn(*mut XLA_FFI_Error_Create_Args) -> *mut XLA_FFI_Error>,
+}
+
+/// More of these functions, which older versions lack: the table's own size says which are there.
+#[repr(C)]
+pub(crate) struct XLA_FFI_Api_Async {
+    pub(crate) first: XLA_FFI_Api,
+    pub(crate) error_get_details: *const c_void,
+    pub(crate) error_destroy: FfiCall<XLA_FFI_Error_Destroy_Args, ()>,
+    pub(crate) handler_register: *const c_void,
+    pub(crate) stream_get: *const c_void,
+    pub(crate) type_register: *const c_void,
+    /// `XLA_FFI_ExecutionContext_Get` in older versions.
+    pub(crate) invoke_context_get: FfiCall<XLA_FFI_InvokeContext_Get_Args>,
+    pub(crate) state_set: *const c_void,
+    pub(crate) state_get: *const c_void,
+    pub(crate) device_memory_allocate: *const c_void,
+    pub(crate) device_memory_free: *const c_void,
+    pub(crate) thread_pool_schedule: *const c_void,
+    pub(crate) thread_pool_num_threads: *const c_void,
+    pub(crate) future_create: FfiCall<XLA_FFI_Future_Create_Args>,
+    pub(crate) future_set_available: FfiCall<XLA_FFI_Future_SetAvailable_Args>,
+    pub(crate) future_set_error: FfiCall<XLA_FFI_Future_SetError_Args>,
+}
+
+/// A function of the table.
+pub(crate) type FfiCall<A, R = *mut XLA_FFI_Error> = Option<unsafe extern "C" fn(*mut A) -> R>;
+
+#[repr(C)]
+pub(crate) struct XLA_FFI_Future {
+    _opaque: [u8; 0],
+}
+
+#[repr(C)]
+pub(crate) struct XLA_FFI_Error_Destroy_Args {
+    pub(crate) struct_size: usize,
+    pub(crate) extension_start: *mut XLA_FFI_InternalExtension,
+    pub(crate) error: *mut XLA_FFI_Error,
+}
+
+#[repr(C)]
+pub(crate) struct XLA_FFI_InvokeContext_Get_Args {
+    pub(crate) struct_size: usize,
+    pub(crate) extension_start: *mut XLA_FFI_InternalExtension,
+    pub(crate) context: *mut c_void,
+    pub(crate) type_id: *const i64,
+    pub(crate) data: *mut c_void,
+}
+
+#[repr(C)]
+pub(crate) struct XLA_FFI_Future_Create_Args {
+    pub(crate) struct_size: usize,
+    pub(crate) extension_start: *mut XLA_FFI_InternalExtension,
+    pub(crate) future: *mut XLA_FFI_Future,
+}
+
+#[repr(C)]
+pub(crate) struct XLA_FFI_Future_SetAvailable_Args {
+    pub(crate) struct_size: usize,
+    pub(crate) extension_start: *mut XLA_FFI_InternalExtension,
+    pub(crate) future: *mut XLA_FFI_Future,
+}
+
+#[repr(C)]
+pub(crate) struct XLA_FFI_Future_SetError_Args {
+    pub(crate) struct_size: usize,
+    pub(crate) extension_start: *mut XLA_FFI_InternalExtension,
+    pub(crate) future: *mut XLA_FFI_Future,
+    pub(crate) error: *mut XLA_FFI_Error,
 }
 
 #[repr(C)]
@@ -177,6 +289,16 @@ pub(crate) struct XLA_FFI_Scalar {
     pub(crate) value: *const c_void,
 }
 
+/// The kind of an attribute that is an [`XLA_FFI_Array`].
+pub(crate) const FFI_ARRAY: c_int = 1;
+
+#[repr(C)]
+pub(crate) struct XLA_FFI_Array {
+    pub(crate) dtype: c_int,
+    pub(crate) size: usize,
+    pub(crate) data: *const c_void,
+}
+
 #[repr(C)]
 pub(crate) struct XLA_FFI_Attrs {
     pub(crate) struct_size: usize,
@@ -187,7 +309,7 @@ pub(crate) struct XLA_FFI_Attrs {
     pub(crate) attrs: *const *const c_void,
 }
 
-/// One call of a target. Newer versions have a field for asynchronous targets behind these.
+/// One call of a target. Newer versions have a field for asynchronous targets behind these ([`XLA_FFI_CallFrame_Async`]).
 #[repr(C)]
 pub(crate) struct XLA_FFI_CallFrame {
     pub(crate) struct_size: usize,
@@ -198,6 +320,13 @@ pub(crate) struct XLA_FFI_CallFrame {
     pub(crate) args: XLA_FFI_Buffers,
     pub(crate) rets: XLA_FFI_Buffers,
     pub(crate) attrs: XLA_FFI_Attrs,
+}
+
+/// One call, in versions whose table has `XLA_FFI_Future_Create`. The size that the frame says does not count the last field.
+#[repr(C)]
+pub(crate) struct XLA_FFI_CallFrame_Async {
+    pub(crate) first: XLA_FFI_CallFrame,
+    pub(crate) future: *mut XLA_FFI_Future,
 }
 
 /// `XLA_FFI_ExecutionStage_EXECUTE`.
@@ -224,5 +353,21 @@ mod tests {
         assert_eq!(size_of::<XLA_FFI_Attrs>(), 48);
         assert_eq!(offset_of!(XLA_FFI_CallFrame, args), 40);
         assert_eq!(size_of::<XLA_FFI_CallFrame>(), 168);
+        assert_eq!(offset_of!(XLA_FFI_CallFrame_Async, future), 168);
+        assert_eq!(size_of::<XLA_FFI_Array>(), 24);
+        assert_eq!(size_of::<PJRT_FFI_Type_Register_Args>(), 48);
+        assert_eq!(offset_of!(PJRT_FFI_UserData_Add_Args, type_id), 24);
+        assert_eq!(size_of::<PJRT_FFI_UserData_Add_Args>(), 48);
+        // Slots counted in the header's list, behind 40 bytes of head and the internal table.
+        let slot = |index: usize| 48 + 8 * index;
+        assert_eq!(offset_of!(XLA_FFI_Api_Async, error_get_details), slot(1));
+        assert_eq!(offset_of!(XLA_FFI_Api_Async, invoke_context_get), slot(6));
+        assert_eq!(offset_of!(XLA_FFI_Api_Async, future_create), slot(13));
+        assert_eq!(offset_of!(XLA_FFI_Api_Async, future_set_error), slot(15));
+        assert_eq!(size_of::<XLA_FFI_InvokeContext_Get_Args>(), 40);
+        assert_eq!(size_of::<XLA_FFI_Future_Create_Args>(), 24);
+        assert_eq!(size_of::<XLA_FFI_Future_SetAvailable_Args>(), 24);
+        assert_eq!(size_of::<XLA_FFI_Future_SetError_Args>(), 32);
+        assert_eq!(size_of::<XLA_FFI_Error_Destroy_Args>(), 24);
     }
 }

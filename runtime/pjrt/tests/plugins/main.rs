@@ -9,6 +9,7 @@ mod events;
 mod facts;
 mod programs;
 mod serialized;
+mod spanning;
 mod support;
 
 /// Runs each test against each plugin.
@@ -61,6 +62,8 @@ on_every_plugin! {
     serialized:
         loads_in_a_new_client_on_other_devices
         garbage_is_refused;
+    spanning:
+        a_plugin_has_it_or_says_what_it_lacks;
     events:
         callbacks_and_futures
         work_under_way_is_waited_for
