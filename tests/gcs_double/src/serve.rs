@@ -74,7 +74,12 @@ pub(crate) async fn serve(Shared(server): Shared<Server>, request: Request) -> R
         return std::future::pending().await;
     };
     match fault {
-        Some(Kind::LoseAnswer) => broken(Reply::new(200, " ".repeat(1000)), 0),
+        // The head waits for the body's first bytes, and is gone with them.
+        Some(Kind::LoseAnswer) => Reply::new(200, " ".repeat(1000)).with_body(|_| {
+            Body::from_stream(futures::stream::once(async {
+                Err::<Bytes, _>(std::io::Error::other("ordered"))
+            }))
+        }),
         Some(Kind::CutBody) => {
             let half = reply.body.len() / 2;
             broken(reply, half)
