@@ -33,10 +33,18 @@ impl Pace {
     ) -> Result<T> {
         let begun = Instant::now();
         let mut first = std::pin::pin!(once());
-        let slow = self.slow(most);
-        let early = match slow {
-            Some(slow) => tokio::time::timeout(slow, first.as_mut()).await.ok(),
-            None => Some(first.as_mut().await),
+        let early = loop {
+            let wait = match self.slow(most) {
+                Some(slow) => slow.saturating_sub(begun.elapsed()),
+                // May be known soon: others have begun at the same time.
+                None => FLOOR,
+            };
+            if wait.is_zero() {
+                break None;
+            }
+            if let Ok(read) = tokio::time::timeout(wait, first.as_mut()).await {
+                break Some(read);
+            }
         };
         if let Some(read) = early {
             if read.is_ok() {
@@ -139,6 +147,22 @@ mod tests {
         };
         let never = || -> Option<()> { panic!("not known to be slow") };
         assert_eq!(pace.read(1 << 20, other, never).await.unwrap(), 7);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_usual_may_become_known_while_a_read_goes_on() {
+        let pace = Pace::default();
+        let calls = AtomicUsize::new(0);
+        let read = || async {
+            let number = calls.fetch_add(1, Relaxed);
+            let time = if number == 0 { 100_000 } else { 20 };
+            tokio::time::sleep(Duration::from_millis(time)).await;
+            Ok(number)
+        };
+        let begun = Instant::now();
+        let (first, ()) = tokio::join!(pace.read(10, read, || Some(())), usual(&pace));
+        assert_eq!(first.unwrap(), 1);
+        assert!(begun.elapsed() < Duration::from_secs(1));
     }
 
     #[tokio::test(start_paused = true)]
