@@ -4,6 +4,7 @@
 //! of which ranges are read. A database is read as it was when it was opened: data files are never changed, and a manifest
 //! that is written over later is not looked at again.
 
+mod batch;
 mod writer;
 
 use std::ops::Range;
@@ -16,6 +17,7 @@ use waystation_ocdbt::{
     numbered_manifest_generation,
 };
 
+use self::batch::Batches;
 pub(crate) use self::writer::{Gathered, Writer};
 use crate::engine::{Engine, Part, Root};
 use crate::{Error, Result};
@@ -34,6 +36,7 @@ const LEAST_NODE_BYTES: usize = 8 << 20;
 pub struct Database {
     folder: String,
     opened: waystation_ocdbt::Database<Objects>,
+    batches: Batches,
 }
 
 /// The files of a checkpoint's databases, as objects below its location.
@@ -105,6 +108,7 @@ impl Database {
         Ok(Some(Self {
             folder: folder.to_owned(),
             opened,
+            batches: Batches::default(),
         }))
     }
 
@@ -151,7 +155,13 @@ impl Database {
         found.map_err(|source| self.failed(root, source))
     }
 
-    async fn value(&self, root: &Root, value: &Value) -> Result<Bytes> {
+    async fn value(&self, engine: &Engine, root: &Root, value: &Value) -> Result<Bytes> {
+        if let Value::Stored(location) = value
+            && Batches::takes(root, location)
+            && let Some(bytes) = self.batches.read(engine, root, location).await
+        {
+            return Ok(bytes);
+        }
         let read = self.opened.value(value, u64::MAX).await;
         read.map_err(|source| self.failed(root, source))
     }
@@ -187,7 +197,7 @@ impl Engine {
         if value.length() > most as u64 {
             return Ok(Some(Err(value.length())));
         }
-        Ok(Some(Ok(database.value(root, &value).await?)))
+        Ok(Some(Ok(database.value(self, root, &value).await?)))
     }
 
     /// As [`Engine::get_part`], of a key.
@@ -223,7 +233,7 @@ impl Engine {
                     Value::Stored(part.map_err(|source| database.failed(root, source))?)
                 }
             };
-            Some(database.value(root, &part).await?)
+            Some(database.value(self, root, &part).await?)
         };
         Ok(Some(Part {
             bytes,

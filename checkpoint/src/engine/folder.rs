@@ -143,7 +143,7 @@ impl Root {
     }
 
     /// Whether it is on this machine's file system.
-    pub(super) fn is_local(&self) -> bool {
+    pub(crate) fn is_local(&self) -> bool {
         self.local.is_some()
     }
 

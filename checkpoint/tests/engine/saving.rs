@@ -78,6 +78,47 @@ async fn a_save_of_many_arrays_is_one_database_whose_manifest_is_written_once() 
 }
 
 #[tokio::test]
+async fn small_arrays_that_are_restored_at_once_come_by_few_requests() {
+    let store = Counting::new();
+    let engine = engine("w0", 1 << 30);
+    let saving = engine.saving_in(&store.bucket(), "here");
+    for number in 0..100 {
+        save(&saving, "here", &format!("w.{number}")).await;
+    }
+    saving.finish().await.unwrap();
+    store.take();
+    let checkpoint = open(&engine, &store).await;
+    let names: Vec<String> = (0..100).map(|number| format!("w.{number}")).collect();
+    let checks = names
+        .iter()
+        .map(|name| check(&checkpoint, name, Home::Children));
+    futures::future::join_all(checks).await;
+    let counts = store.take();
+    // The tree, and 300 chunks of 1,600 bytes in one data file.
+    let data = counts.gets.iter().filter(|(name, _)| name.contains("/d/"));
+    let total: usize = data.map(|(_, count)| count).sum();
+    assert!(total < 5, "{:?}", counts.gets);
+    assert!(counts.bytes < 500_000, "{}", counts.bytes);
+    // Of two arrays that lie apart nothing between is read.
+    let checkpoint = open(&engine, &store).await;
+    tokio::join!(
+        check(&checkpoint, "w.3", Home::Children),
+        check(&checkpoint, "w.90", Home::Children)
+    );
+    let counts = store.take();
+    assert!(counts.bytes < 40_000, "{}", counts.bytes);
+    // Who no longer waits keeps nobody waiting.
+    let checkpoint = open(&engine, &store).await;
+    checkpoint.array("w.5").await.unwrap();
+    let whole = [IndexDomain::whole(&DIMS)];
+    let asked = to_restore("here", "w.5", &DIMS);
+    let gone = checkpoint.restore(&asked, &whole);
+    let stays = check(&checkpoint, "w.6", Home::Children);
+    let gone = tokio::time::timeout(std::time::Duration::from_micros(100), gone);
+    let (_, ()) = tokio::join!(gone, stays);
+}
+
+#[tokio::test]
 async fn values_leave_before_the_end_when_there_are_enough_or_one_is_large() {
     let store = Counting::new();
     // A thirty-second is 32 KiB, a database gathers half of that, and 4 KiB are written alone.
