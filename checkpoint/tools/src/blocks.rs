@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _};
+use tokio::sync::OnceCell;
 use waystation_checkpoint::zarr::{self, ChunkIndex, Codec, Grid, Index, Metadata, Order};
 use waystation_checkpoint::{IndexDomain, strided};
 
@@ -46,41 +47,35 @@ pub(crate) struct Block {
     pub(crate) elements: Vec<u8>,
 }
 
+/// A decoded block, made by the first who needs it while the others wait.
+type Cell = Arc<OnceCell<Arc<Vec<u8>>>>;
+
 /// Decoded blocks, the least recently used of them dropped.
 #[derive(Debug, Default)]
 struct Kept {
-    blocks: HashMap<ChunkIndex, (u64, Arc<Vec<u8>>)>,
-    bytes: u64,
+    blocks: HashMap<ChunkIndex, (u64, Cell)>,
     clock: u64,
 }
 
 impl Kept {
-    fn get(&mut self, index: &ChunkIndex) -> Option<Arc<Vec<u8>>> {
+    /// The block's place among `most`.
+    fn cell(&mut self, index: ChunkIndex, most: usize) -> Cell {
         self.clock += 1;
         let clock = self.clock;
-        let (used, block) = self.blocks.get_mut(index)?;
-        *used = clock;
-        Some(Arc::clone(block))
-    }
-
-    fn insert(&mut self, index: ChunkIndex, block: Arc<Vec<u8>>, most: u64) {
-        let len = block.len() as u64;
-        if len > most {
-            return;
+        if let Some((used, cell)) = self.blocks.get_mut(&index) {
+            *used = clock;
+            return Arc::clone(cell);
         }
-        while self.bytes + len > most {
+        while self.blocks.len() >= most.max(1) {
             let oldest = self.blocks.iter().min_by_key(|(_, (used, _))| *used);
             let Some(oldest) = oldest.map(|(index, _)| index.clone()) else {
                 break;
             };
-            if let Some((_, dropped)) = self.blocks.remove(&oldest) {
-                self.bytes -= dropped.len() as u64;
-            }
+            self.blocks.remove(&oldest);
         }
-        self.clock += 1;
-        if self.blocks.insert(index, (self.clock, block)).is_none() {
-            self.bytes += len;
-        }
+        let cell = Cell::default();
+        self.blocks.insert(index, (clock, Arc::clone(&cell)));
+        cell
     }
 }
 
@@ -349,15 +344,17 @@ impl Reader {
     ) -> Result<Arc<Vec<u8>>> {
         // Boxes do not overlap, so what this one has whole no other needs.
         let is_shared = domain.intersect(wanted).as_ref() != Some(domain);
-        if is_shared && let Some(found) = lock(&self.kept).get(&block) {
-            return Ok(found);
+        let most = (self.memory.total() / 4) / self.block_bytes.max(1);
+        if !is_shared || most == 0 {
+            return Ok(Arc::new(self.block(&block).await?.elements));
         }
-        let elements = Arc::new(self.block(&block).await?.elements);
-        if is_shared {
-            let most = self.memory.total() / 4;
-            lock(&self.kept).insert(block, Arc::clone(&elements), most);
-        }
-        Ok(elements)
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        let cell = lock(&self.kept).cell(block.clone(), most);
+        let made = cell.get_or_try_init(async || {
+            let read = self.block(&block).await?;
+            Ok::<_, Error>(Arc::new(read.elements))
+        });
+        made.await.map(Arc::clone)
     }
 
     /// Whether a block's elements lie row-major.

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use futures::{StreamExt as _, TryStreamExt as _};
 use waystation_checkpoint::IndexDomain;
 use waystation_checkpoint::zarr::DType;
 
-use crate::blocks::{Reader, Slabs};
+use crate::blocks::Reader;
 use crate::item::{Array, Item, elements, unreadable};
 use crate::memory::Memory;
 use crate::pattern::Pattern;
@@ -13,8 +14,8 @@ use crate::progress::Progress;
 use crate::values::{Number, numbers};
 use crate::{Error, Result};
 
-/// The most bytes of an array compared at once.
-const SLAB_BYTES: u64 = 32 << 20;
+/// Boxes of an array compared at the same time.
+const PAIRS: usize = 8;
 
 /// How an array of one item differs from that of the other.
 #[derive(Debug, Clone, PartialEq)]
@@ -152,7 +153,6 @@ async fn compare(
     memory: &Memory,
     progress: &Progress,
 ) -> Result<Option<Values>> {
-    let item_bytes = a.item_bytes().max(b.item_bytes());
     let all = elements(a.shape()).unwrap_or(0);
     progress.expect(all.saturating_mul(a.item_bytes()));
     let mut values = Values {
@@ -161,22 +161,13 @@ async fn compare(
         max_abs_difference: 0.0,
         nan_on_one_side: 0,
     };
-    let most = SLAB_BYTES.min(memory.total() / 16) / item_bytes;
-    for slab in Slabs::new(a.shape(), a.grid.chunks(), most) {
-        let (left, right) = (
-            slab_of(a, &slab, memory).await?,
-            slab_of(b, &slab, memory).await?,
-        );
-        progress.did(1, left.len() as u64);
-        let (from, to) = (a.metadata.dtype, b.metadata.dtype);
-        let counted = tokio::task::spawn_blocking(move || count(from, &left, to, &right));
-        let counted = counted.await?.ok_or_else(|| {
-            Error::Asked(format!(
-                "{} cannot be compared with {}",
-                from.v3_name(),
-                to.v3_name()
-            ))
-        })?;
+    // Larger blocks are read once, smaller ones about once.
+    let by = if a.block_bytes >= b.block_bytes { a } else { b };
+    let blocks = by.grid.chunks_of(&IndexDomain::whole(by.shape()));
+    let mut counted = futures::stream::iter(blocks)
+        .map(|block| pair(a, b, by.grid.domain(&block), memory, progress))
+        .buffer_unordered(PAIRS);
+    while let Some(counted) = counted.try_next().await? {
         values.differing += counted.differing;
         values.nan_on_one_side += counted.nan_on_one_side;
         values.max_abs_difference = values.max_abs_difference.max(counted.max_abs_difference);
@@ -184,11 +175,27 @@ async fn compare(
     Ok((values.differing > 0).then_some(values))
 }
 
-async fn slab_of(reader: &Reader, slab: &IndexDomain, memory: &Memory) -> Result<Vec<u8>> {
-    let bytes = elements(&slab.shape).unwrap_or(0) * reader.item_bytes();
-    let (cost, reads) = reader.cost(bytes)?;
-    let _room = memory.take(cost).await;
-    reader.read(slab, reads).await
+/// Compares the same box of both.
+async fn pair(
+    a: &Reader,
+    b: &Reader,
+    wanted: IndexDomain,
+    memory: &Memory,
+    progress: &Progress,
+) -> Result<Values> {
+    let elements = elements(&wanted.shape).unwrap_or(0);
+    let both = elements.saturating_mul(a.item_bytes() + b.item_bytes());
+    let ((for_a, reads_a), (for_b, reads_b)) = (a.cost(both)?, b.cost(both)?);
+    let _room = memory.take(for_a.max(for_b)).await;
+    let left = a.read(&wanted, reads_a).await?;
+    let right = b.read(&wanted, reads_b).await?;
+    progress.did(1, left.len() as u64);
+    let (from, to) = (a.metadata.dtype, b.metadata.dtype);
+    let counted = tokio::task::spawn_blocking(move || count(from, &left, to, &right));
+    counted.await?.ok_or_else(|| {
+        let (from, to) = (from.v3_name(), to.v3_name());
+        Error::Asked(format!("{from} cannot be compared with {to}"))
+    })
 }
 
 fn count(from: DType, left: &[u8], to: DType, right: &[u8]) -> Option<Values> {

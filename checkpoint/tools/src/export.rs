@@ -1,10 +1,13 @@
 //! Arrays in formats of others: `.npy`, a file an array, and safetensors, one file for all.
 
+mod local;
 mod npy;
 mod tensors;
 
 use bytes::Bytes;
+use object_store::buffered::BufWriter;
 use tokio::io::AsyncWriteExt as _;
+use waystation_checkpoint::IndexDomain;
 use waystation_checkpoint::zarr::DType;
 
 use crate::blocks::{Reader, Slabs};
@@ -16,8 +19,8 @@ use crate::progress::Progress;
 use crate::values::Cast;
 use crate::{Error, Result};
 
-/// The most bytes of an array on their way at once.
-const SLAB_BYTES: u64 = 32 << 20;
+/// The least bytes of an array that are streamed at once.
+const SLAB_BYTES: u64 = 1 << 20;
 
 /// What is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,6 +65,26 @@ impl Source {
         elements(self.reader.shape())
             .and_then(|elements| elements.checked_mul(self.dtype.item_bytes() as u64))
             .ok_or_else(|| Error::Asked(format!("array {:?} is too large", self.reader.name)))
+    }
+}
+
+impl Source {
+    /// The memory that reading a box takes: the elements as they are read, as they are cast, and on their way.
+    fn cost(&self, wanted: &IndexDomain) -> Result<(u64, usize)> {
+        let item_bytes = self.reader.item_bytes().max(self.dtype.item_bytes() as u64);
+        let bytes = elements(&wanted.shape)
+            .unwrap_or(0)
+            .saturating_mul(item_bytes);
+        let copies = if self.cast.is_some() { 2 } else { 1 };
+        self.reader.cost(bytes.saturating_mul(copies))
+    }
+
+    async fn read(&self, wanted: &IndexDomain, reads: usize) -> Result<Vec<u8>> {
+        let read = self.reader.read(wanted, reads).await?;
+        match self.cast {
+            None => Ok(read),
+            Some(cast) => Ok(tokio::task::spawn_blocking(move || cast.apply(&read)).await?),
+        }
     }
 }
 
@@ -138,48 +161,93 @@ fn no_name(source: &Source, format: &str) -> Error {
     ))
 }
 
-/// Writes the elements of an array, in order.
-async fn stream(
-    source: &Source,
-    writer: &mut object_store::buffered::BufWriter,
-    (place, file): (&Place, &str),
-    memory: &Memory,
-    progress: &Progress,
-) -> Result<u64> {
-    let reader = &source.reader;
-    let item_bytes = reader.item_bytes().max(source.dtype.item_bytes() as u64);
-    let most = SLAB_BYTES.min(memory.total() / 16) / item_bytes;
-    let mut written = 0;
-    for slab in Slabs::new(reader.shape(), reader.grid.chunks(), most) {
-        let bytes = elements(&slab.shape).unwrap_or(0) * item_bytes;
-        // The elements as they are read, as they are cast, and on their way.
-        let (cost, reads) = reader.cost(bytes.saturating_mul(3))?;
-        let _room = memory.take(cost).await;
-        let mut read = reader.read(&slab, reads).await?;
-        if let Some(cast) = source.cast {
-            read = tokio::task::spawn_blocking(move || cast.apply(&read)).await?;
-        }
-        let len = read.len() as u64;
-        writer
-            .put(Bytes::from(read))
-            .await
-            .map_err(|source| place.failed("writing", file, source))?;
-        written += len;
-        progress.did(1, len);
-    }
-    Ok(written)
+/// A file that is written: on a disk box by box wherever each belongs, elsewhere in order.
+enum Output {
+    Local(local::File),
+    Stream {
+        writer: Box<BufWriter>,
+        place: Place,
+        file: String,
+    },
 }
 
-async fn shut(
-    mut writer: object_store::buffered::BufWriter,
-    place: &Place,
-    file: &str,
-) -> Result<()> {
-    writer.shutdown().await.map_err(|source| {
-        let source = object_store::Error::Generic {
-            store: "upload",
-            source: Box::new(source),
+impl Output {
+    /// Begins a file with its header; `len` is what it will have in all.
+    async fn create(place: &Place, file: &str, header: Vec<u8>, len: u64) -> Result<Output> {
+        if place.head(file).await?.is_some() {
+            return Err(Error::Unfit {
+                location: place.location().to_owned(),
+                reason: format!("{file} is there already"),
+            });
+        }
+        if let Some(folder) = place.local_path() {
+            // The name has been taken for one of an object, so it leads nowhere else.
+            let created = local::File::create(folder.join(file), header, len).await?;
+            return Ok(Output::Local(created));
+        }
+        let mut output = Output::Stream {
+            writer: Box::new(place.writer(file)?),
+            place: place.clone(),
+            file: file.to_owned(),
         };
-        place.failed("writing", file, source)
-    })
+        output.append(header.into()).await?;
+        Ok(output)
+    }
+
+    async fn append(&mut self, bytes: Bytes) -> Result<()> {
+        match self {
+            Output::Local(_) => Ok(()),
+            Output::Stream {
+                writer,
+                place,
+                file,
+            } => writer
+                .put(bytes)
+                .await
+                .map_err(|source| place.failed("writing", file, source)),
+        }
+    }
+
+    /// Writes the elements of an array, which begin at `at`: in a file that is streamed, behind all before.
+    async fn array(
+        &mut self,
+        source: &Source,
+        at: u64,
+        memory: &Memory,
+        progress: &Progress,
+    ) -> Result<()> {
+        if let Output::Local(file) = self {
+            return file.array(source, at, memory, progress).await;
+        }
+        let reader = &source.reader;
+        let item_bytes = reader.item_bytes().max(source.dtype.item_bytes() as u64);
+        // Blocks that run over several slabs are read for each of them.
+        let most = (memory.total() / 16).max(SLAB_BYTES) / item_bytes;
+        for slab in Slabs::new(reader.shape(), reader.grid.chunks(), most) {
+            let (cost, reads) = source.cost(&slab)?;
+            let _room = memory.take(cost).await;
+            let read = source.read(&slab, reads).await?;
+            let len = read.len() as u64;
+            self.append(read.into()).await?;
+            progress.did(1, len);
+        }
+        Ok(())
+    }
+
+    async fn finish(self) -> Result<()> {
+        match self {
+            Output::Local(file) => file.finish().await,
+            Output::Stream {
+                mut writer,
+                place,
+                file,
+            } => writer.shutdown().await.map_err(|source| {
+                let source = object_store::Error::Generic {
+                    store: "upload",
+                    source: Box::new(source),
+                };
+                place.failed("writing", &file, source)
+            }),
+        }
+    }
 }

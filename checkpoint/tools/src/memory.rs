@@ -15,8 +15,8 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// The default bound: 1 GiB.
-    pub const DEFAULT_BYTES: u64 = 1 << 30;
+    /// The default bound: 4 GiB, in which chunks of a GiB can be converted.
+    pub const DEFAULT_BYTES: u64 = 4 << 30;
 
     /// As much as this, and 16 MiB at least.
     #[must_use]

@@ -94,9 +94,23 @@ impl Plan {
         Ok((join(&self.reader.name, file), bytes))
     }
 
-    pub(super) fn chunks(&self) -> impl Iterator<Item = ChunkIndex> + use<> {
-        let grid = &self.metadata.grid;
-        grid.chunks_of(&IndexDomain::whole(grid.shape()))
+    /// The new chunks, in the order of the blocks that they begin in: so of chunks that a block is cut into, none needs it
+    /// again after others.
+    pub(super) fn chunks(&self) -> impl Iterator<Item = ChunkIndex> + use<'_> {
+        let blocks = &self.reader.grid;
+        let chunks = self.metadata.grid.chunks();
+        blocks
+            .chunks_of(&IndexDomain::whole(blocks.shape()))
+            .flat_map(move |block| {
+                let domain = blocks.domain(&block);
+                let ends = domain.origin.iter().zip(&domain.shape);
+                let ranges = ends.zip(chunks).map(|((&origin, &extent), &chunk)| {
+                    let first = up(origin, chunk);
+                    (first, up(origin + extent, chunk) - first)
+                });
+                let (origin, shape): (Vec<i64>, Vec<i64>) = ranges.unzip();
+                Indices::new(origin, shape)
+            })
     }
 
     fn chunk_bytes(&self) -> Result<u64> {
@@ -186,6 +200,47 @@ impl Plan {
         }
         let index = Shards::index_of_one(stored.len());
         [&stored[..], &index[..]].concat().into()
+    }
+}
+
+/// How many times `by` is needed to reach `value`, neither of them negative.
+fn up(value: i64, by: i64) -> i64 {
+    value / by + i64::from(value % by != 0)
+}
+
+/// All indices of a box, row-major.
+struct Indices {
+    origin: Vec<i64>,
+    shape: Vec<i64>,
+    next: Option<Vec<i64>>,
+}
+
+impl Indices {
+    fn new(origin: Vec<i64>, shape: Vec<i64>) -> Indices {
+        let is_empty = shape.iter().any(|&extent| extent <= 0);
+        Indices {
+            next: (!is_empty).then(|| origin.clone()),
+            origin,
+            shape,
+        }
+    }
+}
+
+impl Iterator for Indices {
+    type Item = ChunkIndex;
+
+    fn next(&mut self) -> Option<ChunkIndex> {
+        let index = self.next.take()?;
+        let mut following = index.clone();
+        for d in (0..following.len()).rev() {
+            following[d] += 1;
+            if following[d] < self.origin[d] + self.shape[d] {
+                self.next = Some(following);
+                break;
+            }
+            following[d] = self.origin[d];
+        }
+        Some(index)
     }
 }
 

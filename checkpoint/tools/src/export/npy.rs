@@ -1,13 +1,12 @@
 //! NumPy's format: a header that is a Python literal, then the elements.
 
-use bytes::Bytes;
 use waystation_checkpoint::zarr::DType;
 
-use super::{Options, Report, Source, no_name, shut, stream};
+use super::{Options, Output, Report, Source, no_name};
+use crate::Result;
 use crate::memory::Memory;
 use crate::place::Place;
 use crate::progress::Progress;
-use crate::{Error, Result};
 
 /// The header is a multiple of so many bytes.
 const ALIGNMENT: usize = 64;
@@ -40,19 +39,11 @@ pub(super) async fn write(
         } else {
             format!("{name}.npy")
         };
-        if place.head(&file).await?.is_some() {
-            return Err(Error::Unfit {
-                location: place.location().to_owned(),
-                reason: format!("{file} is there already"),
-            });
-        }
-        let mut writer = place.writer(&file)?;
-        writer
-            .put(Bytes::from(header))
-            .await
-            .map_err(|source| place.failed("writing", &file, source))?;
-        report.bytes += stream(source, &mut writer, (&place, &file), memory, progress).await?;
-        shut(writer, &place, &file).await?;
+        let (begin, bytes) = (header.len() as u64, source.bytes()?);
+        let mut output = Output::create(&place, &file, header, begin + bytes).await?;
+        output.array(source, begin, memory, progress).await?;
+        output.finish().await?;
+        report.bytes += bytes;
         report.arrays += 1;
     }
     Ok(report)

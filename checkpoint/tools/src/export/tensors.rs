@@ -3,13 +3,12 @@
 
 use std::collections::HashMap;
 
-use bytes::Bytes;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use waystation_checkpoint::zarr::DType;
 use waystation_proto::xla::PrimitiveType as P;
 
-use super::{Options, Report, Source, no_name, shut, stream};
+use super::{Options, Output, Report, Source, no_name};
 use crate::item::Item;
 use crate::memory::Memory;
 use crate::place::Place;
@@ -79,22 +78,16 @@ pub(super) async fn write(
         )));
     }
     let place = Place::create(folder).await?;
-    if place.head(file).await?.is_some() {
-        return Err(Error::Unfit {
-            location: target.to_owned(),
-            reason: "it is there already".to_owned(),
-        });
-    }
-    let mut writer = place.writer(file)?;
-    writer
-        .put(Bytes::from(header))
-        .await
-        .map_err(|source| place.failed("writing", file, source))?;
+    let mut at = header.len() as u64;
+    let mut output = Output::create(&place, file, header, at + offset as u64).await?;
     for source in sources {
-        report.bytes += stream(source, &mut writer, (&place, file), memory, progress).await?;
+        output.array(source, at, memory, progress).await?;
+        let bytes = source.bytes()?;
+        at += bytes;
+        report.bytes += bytes;
         report.arrays += 1;
     }
-    shut(writer, &place, file).await?;
+    output.finish().await?;
     Ok(report)
 }
 

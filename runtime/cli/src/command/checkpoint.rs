@@ -86,7 +86,7 @@ impl Part {
 #[derive(Debug, clap::Args)]
 struct Bound {
     /// What of arrays may be in memory at a time; no chunk may need more
-    #[arg(long = "memory", value_name = "SIZE", default_value = "1GiB", value_parser = parse_some_bytes)]
+    #[arg(long = "memory", value_name = "SIZE", default_value = "4GiB", value_parser = parse_some_bytes)]
     memory: u64,
 }
 
