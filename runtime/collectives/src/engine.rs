@@ -1,0 +1,404 @@
+//! Calls of one process's partitions meet those of all others.
+
+mod exchange;
+mod launch;
+mod member;
+mod plan;
+mod reduce;
+mod step;
+#[cfg(test)]
+mod tests;
+
+pub use member::{Launch, Member};
+
+use crate::call::{Code, Failure};
+use crate::op::MOST_PARTITIONS;
+use crate::transport::{CHUNK, Key, Message, Process, Transfer, Transport};
+use bytes::Bytes;
+use exchange::lock;
+use launch::{Action, State};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Mutex};
+
+/// How many launches that have ended are remembered, so that what comes late is known to be late.
+const ENDED: usize = 4096;
+
+/// How many pieces may be asked for, of launches that are not open here yet.
+const EARLY: usize = 1 << 18;
+
+/// The collectives of one process. Clones share it.
+#[derive(Clone)]
+pub struct Engine(Arc<Shared>);
+
+struct Shared {
+    me: Process,
+    transport: Arc<dyn Transport>,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    open: HashMap<u64, Arc<State>>,
+    /// Pieces that others have asked for, of launches that are not open here yet.
+    early: HashMap<u64, Vec<(Process, Key)>>,
+    early_count: usize,
+    /// Launches that have ended, oldest first, and why those that failed did.
+    ended: VecDeque<u64>,
+    outcomes: HashMap<u64, Option<Failure>>,
+    /// Processes that are gone, until they come back.
+    lost: BTreeMap<Process, Failure>,
+}
+
+impl Table {
+    fn end(&mut self, launch: u64, failure: Option<Failure>) {
+        self.open.remove(&launch);
+        self.drop_early(launch);
+        if self.outcomes.insert(launch, failure).is_none() {
+            self.ended.push_back(launch);
+        }
+        while self.ended.len() > ENDED {
+            if let Some(oldest) = self.ended.pop_front() {
+                self.outcomes.remove(&oldest);
+            }
+        }
+    }
+
+    fn drop_early(&mut self, launch: u64) -> Vec<(Process, Key)> {
+        let early = self.early.remove(&launch).unwrap_or_default();
+        self.early_count -= early.len();
+        early
+    }
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let table = lock(&self.0.table);
+        out.debug_struct("Engine")
+            .field("process", &self.0.me.0)
+            .field("open", &table.open.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// The engine of the process `me`.
+    pub fn new(me: Process, transport: Arc<dyn Transport>) -> Self {
+        Self(Arc::new(Shared {
+            me,
+            transport,
+            table: Mutex::default(),
+        }))
+    }
+
+    /// This process.
+    #[must_use]
+    pub fn process(&self) -> Process {
+        self.0.me
+    }
+
+    /// Opens a launch: `placement` says for each partition on which process it runs. `number` is the same on all of these and used
+    /// once.
+    ///
+    /// # Errors
+    ///
+    /// Why the launch has failed elsewhere already; [`Code::InvalidArgument`] for a number that was used or a wrong placement.
+    pub fn open(
+        &self,
+        number: u64,
+        placement: impl Into<Arc<[Process]>>,
+    ) -> Result<Launch, Failure> {
+        let placement = placement.into();
+        let wrong =
+            |what: &str| Failure::new(Code::InvalidArgument, format!("launch {number} {what}"));
+        if placement.is_empty() || placement.len() > MOST_PARTITIONS as usize {
+            return Err(wrong("has no partitions, or too many"));
+        }
+        if !placement.contains(&self.0.me) {
+            return Err(wrong("has no partition on this process"));
+        }
+        let (state, early) = {
+            let mut table = lock(&self.0.table);
+            match table.outcomes.get(&number) {
+                Some(Some(failure)) => {
+                    // Not all may have heard of it.
+                    let failure = failure.clone();
+                    drop(table);
+                    self.tell(number, &placement, &failure);
+                    return Err(failure);
+                }
+                Some(None) => return Err(wrong("has ended")),
+                None if table.open.contains_key(&number) => return Err(wrong("is open")),
+                None => {}
+            }
+            if let Some(failure) = placement.iter().find_map(|each| table.lost.get(each)) {
+                let failure = failure.clone();
+                table.end(number, Some(failure.clone()));
+                drop(table);
+                self.tell(number, &placement, &failure);
+                return Err(failure);
+            }
+            let state = State::new(number, placement);
+            table.open.insert(number, Arc::clone(&state));
+            (state, table.drop_early(number))
+        };
+        for (from, key) in early {
+            self.receive(from, Message::Ready(key));
+        }
+        Ok(Launch::new(self.clone(), state))
+    }
+
+    /// Takes a message from another process. Work on the data is done here, on the calling thread; nothing blocks.
+    pub fn receive(&self, from: Process, message: Message) {
+        match message {
+            Message::Fail(number, failure) => self.end(number, failure, false),
+            Message::Ready(key) => self.ready(from, key),
+            Message::Data(transfer) => {
+                let state = lock(&self.0.table).open.get(&transfer.key.launch).cloned();
+                // Of a launch that is not open, it has failed or ended meanwhile.
+                let Some(state) = state else {
+                    return;
+                };
+                if state.process_of(transfer.key.source) == Some(from) {
+                    self.deliver(&state, transfer.key, transfer.offset, transfer.bytes);
+                } else {
+                    self.disagree(&state, from);
+                }
+            }
+        }
+    }
+
+    fn ready(&self, from: Process, key: Key) {
+        let state = {
+            let mut table = lock(&self.0.table);
+            match table.open.get(&key.launch).cloned() {
+                Some(state) => state,
+                None if table.outcomes.contains_key(&key.launch) => return,
+                None if table.early_count < EARLY => {
+                    table.early.entry(key.launch).or_default().push((from, key));
+                    table.early_count += 1;
+                    return;
+                }
+                None => {
+                    let failure = Failure::new(
+                        Code::ResourceExhausted,
+                        format!(
+                            "launch {} is not open on process {}, which was asked for too many of its pieces",
+                            key.launch, self.0.me.0
+                        ),
+                    );
+                    table.end(key.launch, Some(failure.clone()));
+                    drop(table);
+                    let _ = self
+                        .0
+                        .transport
+                        .send(from, Message::Fail(key.launch, failure));
+                    return;
+                }
+            }
+        };
+        if state.process_of(key.target) != Some(from)
+            || state.process_of(key.source) != Some(self.0.me)
+        {
+            self.disagree(&state, from);
+            return;
+        }
+        match state.ready(key) {
+            Some(actions) => self.act(&state, actions),
+            None => self.disagree(&state, from),
+        }
+    }
+
+    fn disagree(&self, state: &State, from: Process) {
+        self.end(
+            state.number,
+            Failure::new(
+                Code::FailedPrecondition,
+                format!(
+                    "processes {} and {} do not agree on where the partitions of launch {} lie, or what they do",
+                    self.0.me.0, from.0, state.number
+                ),
+            ),
+            true,
+        );
+    }
+
+    /// Sends pieces, or hands them over where the target is here.
+    fn act(&self, state: &Arc<State>, actions: Vec<Action>) {
+        for action in actions {
+            let Some(process) = state.process_of(action.key.target) else {
+                continue;
+            };
+            if process == self.0.me {
+                self.deliver(state, action.key, action.offset, action.bytes);
+                continue;
+            }
+            let transfer = Transfer {
+                key: action.key,
+                offset: action.offset,
+                bytes: action.bytes,
+                failed: Arc::clone(&state.failed),
+            };
+            self.send(state, process, Message::Data(transfer));
+        }
+        if state.is_over() {
+            self.close(state);
+        }
+    }
+
+    fn send(&self, state: &State, to: Process, message: Message) {
+        if let Err(failure) = self.0.transport.send(to, message) {
+            self.end(state.number, failure, true);
+        }
+    }
+
+    /// Takes bytes of a piece, cut at chunks.
+    fn deliver(&self, state: &Arc<State>, key: Key, offset: u64, bytes: Bytes) {
+        let mut rest = bytes;
+        let Ok(mut offset) = usize::try_from(offset) else {
+            return self.misfit(state, key);
+        };
+        while !rest.is_empty() {
+            let chunk = rest.split_to(rest.len().min(CHUNK));
+            let len = chunk.len();
+            let Some(slot) = state.slot(&key) else {
+                // Failed meanwhile; or a piece that nobody asked for.
+                if !state.is_failed() {
+                    self.misfit(state, key);
+                }
+                return;
+            };
+            if !slot.note(offset, len) {
+                return self.misfit(state, key);
+            }
+            match &slot.usage {
+                exchange::Use::Place { output, view } => {
+                    slot.exchange.place(*output, view, offset, &chunk);
+                }
+                exchange::Use::Reduce { reducer, member } => {
+                    self.reduce(state, &key, &slot.exchange, reducer, *member, offset, chunk);
+                }
+            }
+            if slot.landed() {
+                state.remove_slot(&key);
+                if matches!(slot.usage, exchange::Use::Place { .. }) {
+                    slot.exchange.arrived();
+                }
+            }
+            offset += len;
+        }
+    }
+
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one place, and each is a thing of its own"
+    )]
+    fn reduce(
+        &self,
+        state: &Arc<State>,
+        key: &Key,
+        exchange: &exchange::Exchange,
+        reducer: &exchange::Reducer,
+        member: usize,
+        offset: usize,
+        bytes: Bytes,
+    ) {
+        let Some(reduced) = reducer.take(member, offset, bytes) else {
+            return;
+        };
+        let reduce = &reducer.reduce;
+        let view = step::View::whole(reduce.at, reduce.len);
+        exchange.place(reduce.output, &view, reduced.offset, &reduced.bytes);
+        if let Some(lane) = reduce.publish {
+            let actions = state.publish(key, lane, &reduce.members, &reduced);
+            self.act(state, actions);
+        }
+        if reducer.landed() {
+            exchange.arrived();
+        }
+    }
+
+    fn misfit(&self, state: &State, key: Key) {
+        self.end(
+            state.number,
+            Failure::new(
+                Code::FailedPrecondition,
+                format!(
+                    "partition {} sent partition {} data of operation {} in launch {} that it does not expect; \
+                     do they run the same program?",
+                    key.source, key.target, key.op, key.launch
+                ),
+            ),
+            true,
+        );
+    }
+
+    /// Fails a launch, and with `tell` says so to all its processes.
+    fn end(&self, number: u64, failure: Failure, tell: bool) {
+        let state = {
+            let mut table = lock(&self.0.table);
+            if table.outcomes.contains_key(&number) {
+                return;
+            }
+            let state = table.open.get(&number).cloned();
+            table.end(number, Some(failure.clone()));
+            state
+        };
+        let Some(state) = state else {
+            return;
+        };
+        for exchange in state.fail(&failure) {
+            exchange.fail(failure.clone());
+        }
+        if tell {
+            self.tell(number, &state.placement, &failure);
+        }
+    }
+
+    fn tell(&self, number: u64, placement: &[Process], failure: &Failure) {
+        let mut told = HashSet::from([self.0.me]);
+        for process in placement {
+            if told.insert(*process) {
+                // One that cannot be told is lost, and others will hear of that.
+                let message = Message::Fail(number, failure.clone());
+                let _ = self.0.transport.send(*process, message);
+            }
+        }
+    }
+
+    fn close(&self, state: &State) {
+        let mut table = lock(&self.0.table);
+        if table.open.contains_key(&state.number) {
+            table.end(state.number, None);
+        }
+    }
+
+    /// Says that a process is gone: every launch with a partition there fails, now and until [`Engine::found`].
+    pub fn lost(&self, process: Process, failure: &Failure) {
+        let open: Vec<_> = {
+            let mut table = lock(&self.0.table);
+            table.lost.insert(process, failure.clone());
+            // What it asked for it will not take.
+            let early: Vec<u64> = table.early.keys().copied().collect();
+            for launch in early {
+                if let Some(keys) = table.early.get_mut(&launch) {
+                    let before = keys.len();
+                    keys.retain(|(from, _)| *from != process);
+                    let dropped = before - keys.len();
+                    table.early_count -= dropped;
+                }
+            }
+            table.early.retain(|_, keys| !keys.is_empty());
+            table.open.values().cloned().collect()
+        };
+        for state in open {
+            if state.placement.contains(&process) {
+                self.end(state.number, failure.clone(), true);
+            }
+        }
+    }
+
+    /// Says that a process that was lost, or another in its place, can be spoken with.
+    pub fn found(&self, process: Process) {
+        lock(&self.0.table).lost.remove(&process);
+    }
+}

@@ -1,0 +1,146 @@
+//! What a process does with a launch that is open: its partitions call collectives, and it ends.
+
+use super::launch::{self, State};
+use super::{Engine, plan};
+use crate::call::{Call, Code, Failure};
+use crate::op::Op;
+use crate::transport::{CHUNK, Message};
+use bytes::Bytes;
+use std::sync::Arc;
+
+/// A launch that is open on this process. It ends when this is dropped; calls that are not done then fail.
+#[derive(Debug)]
+pub struct Launch {
+    engine: Engine,
+    state: Arc<State>,
+}
+
+impl Launch {
+    pub(super) fn new(engine: Engine, state: Arc<State>) -> Self {
+        Self { engine, state }
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.state.number
+    }
+
+    /// What a partition of this process calls collectives with.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::InvalidArgument`] if the partition runs elsewhere.
+    pub fn member(&self, partition: u32) -> Result<Member, Failure> {
+        if self.state.process_of(partition) != Some(self.engine.0.me) {
+            return Err(Failure::new(
+                Code::InvalidArgument,
+                format!(
+                    "partition {partition} of launch {} does not run here",
+                    self.number()
+                ),
+            ));
+        }
+        Ok(Member {
+            engine: self.engine.clone(),
+            state: Arc::clone(&self.state),
+            partition,
+        })
+    }
+
+    /// Fails the launch, here and everywhere.
+    pub fn fail(&self, failure: Failure) {
+        self.engine.end(self.state.number, failure, true);
+    }
+
+    /// Why the launch failed, if it did.
+    #[must_use]
+    pub fn failure(&self) -> Option<Failure> {
+        self.state.failure()
+    }
+}
+
+impl Drop for Launch {
+    fn drop(&mut self) {
+        if self.state.close() {
+            // A call is under way, so that others wait for it too.
+            self.fail(Failure::new(
+                Code::Aborted,
+                format!("launch {} was given up", self.number()),
+            ));
+        } else if self.state.is_over() {
+            self.engine.close(&self.state);
+        }
+    }
+}
+
+/// One partition of a launch.
+#[derive(Clone, Debug)]
+pub struct Member {
+    engine: Engine,
+    state: Arc<State>,
+    partition: u32,
+}
+
+impl Member {
+    /// Starts a collective and returns; `call.done` tells the outcome, at once or later.
+    pub fn start(&self, op: &Op, call: Call) {
+        let Call {
+            inputs,
+            mut outputs,
+            done,
+        } = call;
+        let inputs_sizes: Vec<usize> = inputs.iter().map(Bytes::len).collect();
+        let outputs_sizes: Vec<usize> = (0..outputs.count())
+            .map(|index| outputs.get(index).len())
+            .collect();
+        let sizes = plan::Sizes {
+            inputs: &inputs_sizes,
+            outputs: &outputs_sizes,
+        };
+        let steps = match plan::plan(op, self.partition, &sizes) {
+            Ok(steps) => steps,
+            Err(failure) => {
+                drop((inputs, outputs));
+                return done(Err(failure));
+            }
+        };
+        launch::copies(&steps, &inputs, outputs.as_mut());
+        let started = self
+            .state
+            .start(op, self.partition, steps, &inputs, outputs, done);
+        drop(inputs);
+        let Some(started) = started else {
+            return;
+        };
+        for key in started.asks {
+            match self.state.process_of(key.source) {
+                Some(process) if process == self.engine.0.me => {
+                    let actions = self.state.ready(key).unwrap_or_default();
+                    self.engine.act(&self.state, actions);
+                }
+                Some(process) => self.engine.send(&self.state, process, Message::Ready(key)),
+                None => self.engine.misfit(&self.state, key),
+            }
+        }
+        self.engine.act(&self.state, started.actions);
+        for own in started.own {
+            let mut rest = own.bytes;
+            let mut offset = 0;
+            while !rest.is_empty() {
+                let chunk = rest.split_to(rest.len().min(CHUNK));
+                let len = chunk.len();
+                self.engine.reduce(
+                    &self.state,
+                    &own.key,
+                    &own.exchange,
+                    &own.reducer,
+                    own.member,
+                    offset,
+                    chunk,
+                );
+                offset += len;
+            }
+        }
+    }
+}

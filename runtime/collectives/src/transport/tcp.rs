@@ -1,0 +1,489 @@
+//! One TCP connection for each pair of processes.
+//!
+//! Who dials says hello first: a magic, the number of the protocol, both processes, and a secret that all processes of the
+//! cluster have; the other answers alike. Then both send frames. Short messages go before data, and data of several pieces
+//! takes turns, chunk by chunk, so that no piece waits for the end of another one.
+//!
+//! Data is written from the memory of the operands. What is queued is pieces that the other side has asked for, so the queue
+//! holds no memory of its own, and is as long as the calls under way ask for.
+//!
+//! A connection that breaks loses the process ([`Engine::lost`]), and one made anew finds it again.
+
+use super::frame::{HEAD, Head, text};
+use super::{CHUNK, Message, Process, Transfer, Transport};
+use crate::call::{Code, Failure};
+use crate::engine::Engine;
+use bytes::{Buf, Bytes, BytesMut};
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, ToSocketAddrs};
+use tokio::sync::{Notify, Semaphore};
+use tokio::task::JoinSet;
+
+/// Number of the protocol between processes.
+const PROTOCOL: u32 = 1;
+const MAGIC: &[u8; 8] = b"WSTNCOLL";
+const HELLO: usize = 8 + 4 + 4 + 4 + 32;
+
+/// What all processes of a cluster know and nobody else.
+#[derive(Clone)]
+pub struct Secret([u8; 32]);
+
+impl Secret {
+    /// A secret of these bytes, which are to be random.
+    #[must_use]
+    pub fn new(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// Takes as long for any other bytes.
+    fn is(&self, other: &[u8]) -> bool {
+        other.len() == self.0.len()
+            && self
+                .0
+                .iter()
+                .zip(other)
+                .fold(0, |differ, (a, b)| differ | (a ^ b))
+                == 0
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("Secret")
+    }
+}
+
+/// Bounds of the transport.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// How long a connection may take to say hello.
+    pub hello: Duration,
+    /// Connections that have not said hello, at a time.
+    pub strangers: usize,
+    /// Messages of no data that may wait for one process. Those are a few for each call under way.
+    pub waiting: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            hello: Duration::from_secs(10),
+            strangers: 64,
+            waiting: 1 << 20,
+        }
+    }
+}
+
+/// What waits to be sent to one process.
+#[derive(Default)]
+struct Queue {
+    short: VecDeque<Message>,
+    data: VecDeque<Transfer>,
+    closed: bool,
+}
+
+#[derive(Default)]
+struct Peer {
+    queue: Mutex<Queue>,
+    more: Notify,
+}
+
+impl Peer {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn close(&self) {
+        let waiting = {
+            let mut queue = self.queue();
+            queue.closed = true;
+            (
+                std::mem::take(&mut queue.short),
+                std::mem::take(&mut queue.data),
+            )
+        };
+        // Operands are let go of outside of the lock.
+        drop(waiting);
+        self.more.notify_one();
+    }
+}
+
+/// The connections of one process. Clones share them; they end with the last one.
+#[derive(Clone)]
+pub struct Tcp(Arc<Shared>);
+
+struct Shared {
+    me: Process,
+    secret: Secret,
+    config: Config,
+    peers: Mutex<HashMap<Process, Arc<Peer>>>,
+    tasks: Mutex<JoinSet<()>>,
+}
+
+impl std::fmt::Debug for Tcp {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Tcp")
+            .field("process", &self.0.me.0)
+            .field("peers", &self.peers().len())
+            .finish_non_exhaustive()
+    }
+}
+
+fn gone(process: Process, why: &str) -> Failure {
+    Failure::new(
+        Code::DataLoss,
+        format!("the worker process {} is gone: {why}", process.0),
+    )
+}
+
+impl Transport for Tcp {
+    fn send(&self, to: Process, message: Message) -> Result<(), Failure> {
+        let peer = self.peers().get(&to).cloned();
+        let Some(peer) = peer else {
+            return Err(gone(to, "there is no connection to it"));
+        };
+        {
+            let mut queue = peer.queue();
+            if queue.closed {
+                return Err(gone(to, "the connection to it has ended"));
+            }
+            match message {
+                Message::Data(transfer) => queue.data.push_back(transfer),
+                _ if queue.short.len() >= self.0.config.waiting => {
+                    return Err(Failure::new(
+                        Code::ResourceExhausted,
+                        format!("{} messages wait for process {}", queue.short.len(), to.0),
+                    ));
+                }
+                short => queue.short.push_back(short),
+            }
+        }
+        peer.more.notify_one();
+        Ok(())
+    }
+}
+
+impl Tcp {
+    /// The connections of the process `me`; none yet.
+    #[must_use]
+    pub fn new(me: Process, secret: Secret, config: Config) -> Self {
+        Self(Arc::new(Shared {
+            me,
+            secret,
+            config,
+            peers: Mutex::default(),
+            tasks: Mutex::default(),
+        }))
+    }
+
+    fn peers(&self) -> MutexGuard<'_, HashMap<Process, Arc<Peer>>> {
+        self.0.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let mut tasks = self.0.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        // What has ended is forgotten.
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(task);
+    }
+
+    /// Takes connections from now on, for `engine`. To be called within a runtime.
+    pub fn listen(&self, listener: TcpListener, engine: Engine) {
+        let strangers = Arc::new(Semaphore::new(self.0.config.strangers));
+        // The task must not keep what it is a task of.
+        let weak = Arc::downgrade(&self.0);
+        self.spawn(async move {
+            loop {
+                let Ok(permit) = Arc::clone(&strangers).acquire_owned().await else {
+                    return;
+                };
+                let stream = match listener.accept().await {
+                    Ok((stream, _)) => stream,
+                    Err(error) => {
+                        tracing::warn!(%error, "a connection of another worker was not taken");
+                        // Such as too many open files: not again at once.
+                        tokio::time::sleep(Duration::from_millis(100)).await;
+                        continue;
+                    }
+                };
+                let Some(shared) = weak.upgrade() else {
+                    return;
+                };
+                let tcp = Self(shared);
+                let engine = engine.clone();
+                let weak = Arc::downgrade(&tcp.0);
+                let (me, secret, patience) = (tcp.0.me, tcp.0.secret.clone(), tcp.0.config.hello);
+                tcp.spawn(async move {
+                    let mut stream = stream;
+                    let greeted = tokio::time::timeout(patience, greeted(&mut stream, me, &secret));
+                    let greeted = greeted.await.unwrap_or_else(|_| Err(timed_out()));
+                    drop(permit);
+                    match (greeted, weak.upgrade()) {
+                        (Ok(from), Some(shared)) => {
+                            // The answer comes first, and comes when this process has taken the connection.
+                            let answer = Bytes::copy_from_slice(&hello(me, from, &secret));
+                            Self(shared).join(from, stream, engine, answer);
+                        }
+                        (Err(error), _) => tracing::warn!(%error, "a stranger was turned away"),
+                        (Ok(_), None) => {}
+                    }
+                });
+            }
+        });
+    }
+
+    /// Connects to `to`, for `engine`. Of each pair of processes one calls this.
+    ///
+    /// # Errors
+    ///
+    /// What the network says; that the other is not `to`, speaks another protocol or does not know the secret.
+    pub async fn connect(
+        &self,
+        to: Process,
+        address: impl ToSocketAddrs,
+        engine: Engine,
+    ) -> io::Result<()> {
+        let connect = async {
+            let mut stream = TcpStream::connect(address).await?;
+            stream
+                .write_all(&hello(self.0.me, to, &self.0.secret))
+                .await?;
+            let from = greeted(&mut stream, self.0.me, &self.0.secret).await?;
+            if from != to {
+                return Err(refused(format!("this is process {}, not {}", from.0, to.0)));
+            }
+            Ok(stream)
+        };
+        let stream = tokio::time::timeout(self.0.config.hello, connect)
+            .await
+            .unwrap_or_else(|_| Err(timed_out()))?;
+        self.join(to, stream, engine, Bytes::new());
+        Ok(())
+    }
+
+    /// Ends the connection to a process, such as one whose lease is over.
+    pub fn disconnect(&self, process: Process) {
+        let peer = self.peers().remove(&process);
+        if let Some(peer) = peer {
+            peer.close();
+        }
+    }
+
+    fn join(&self, process: Process, stream: TcpStream, engine: Engine, first: Bytes) {
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "messages may wait for each other");
+        }
+        let peer = Arc::new(Peer::default());
+        let before = self.peers().insert(process, Arc::clone(&peer));
+        if let Some(before) = before {
+            // It has begun anew, so what it had is gone.
+            before.close();
+            engine.lost(process, &gone(process, "it has connected again"));
+        }
+        engine.found(process);
+        let weak = Arc::downgrade(&self.0);
+        self.spawn(async move {
+            let (reader, writer) = stream.into_split();
+            let error = tokio::select! {
+                error = read(reader, process, &engine) => error,
+                error = write(writer, &peer, first) => error,
+            };
+            let replaced = weak.upgrade().is_some_and(|shared| {
+                let tcp = Self(shared);
+                let mut peers = tcp.peers();
+                let mine = peers
+                    .get(&process)
+                    .is_some_and(|current| Arc::ptr_eq(current, &peer));
+                if mine {
+                    peers.remove(&process);
+                }
+                !mine && peers.contains_key(&process)
+            });
+            peer.close();
+            if !replaced {
+                engine.lost(process, &gone(process, &error.to_string()));
+            }
+        });
+    }
+}
+
+fn timed_out() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "it did not say hello in time")
+}
+
+fn refused(what: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionRefused, what.into())
+}
+
+fn hello(from: Process, to: Process, secret: &Secret) -> [u8; HELLO] {
+    let mut out = [0; HELLO];
+    out[..8].copy_from_slice(MAGIC);
+    out[8..12].copy_from_slice(&PROTOCOL.to_le_bytes());
+    out[12..16].copy_from_slice(&from.0.to_le_bytes());
+    out[16..20].copy_from_slice(&to.0.to_le_bytes());
+    out[20..].copy_from_slice(&secret.0);
+    out
+}
+
+#[cfg(test)]
+pub(super) fn hello_for_tests(from: Process, to: Process, secret: [u8; 32]) -> Vec<u8> {
+    hello(from, to, &Secret(secret)).to_vec()
+}
+
+/// Reads the other's hello.
+async fn greeted(stream: &mut TcpStream, me: Process, secret: &Secret) -> io::Result<Process> {
+    let mut bytes = [0; HELLO];
+    stream.read_exact(&mut bytes).await?;
+    let number = |at: usize| {
+        let mut four = [0; 4];
+        four.copy_from_slice(&bytes[at..at + 4]);
+        u32::from_le_bytes(four)
+    };
+    if &bytes[..8] != MAGIC {
+        return Err(refused("it speaks another protocol"));
+    }
+    if !secret.is(&bytes[20..]) {
+        return Err(refused("it does not know the cluster's secret"));
+    }
+    if number(8) != PROTOCOL {
+        return Err(refused(format!(
+            "it speaks version {} of the protocol between workers, and this process {PROTOCOL}",
+            number(8)
+        )));
+    }
+    if number(16) != me.0 {
+        return Err(refused(format!(
+            "it looks for process {}, and this is {}",
+            number(16),
+            me.0
+        )));
+    }
+    Ok(Process(number(12)))
+}
+
+/// Hands what comes to the engine, until the connection breaks.
+async fn read(
+    mut stream: impl tokio::io::AsyncRead + Unpin,
+    from: Process,
+    engine: &Engine,
+) -> io::Error {
+    let mut head = [0; HEAD];
+    loop {
+        if let Err(error) = stream.read_exact(&mut head).await {
+            return error;
+        }
+        let Some(head) = Head::read(&head) else {
+            return io::Error::new(io::ErrorKind::InvalidData, "it sent what is no message");
+        };
+        let message = match head {
+            Head::Ready(key) => Message::Ready(key),
+            Head::Data(key, offset, length) => match body(&mut stream, length).await {
+                Ok(bytes) => Message::Data(Transfer {
+                    key,
+                    offset,
+                    bytes,
+                    failed: Arc::default(),
+                }),
+                Err(error) => return error,
+            },
+            Head::Fail(launch, code, length) => match body(&mut stream, length).await {
+                Ok(text) => {
+                    let failure = Failure::new(code, String::from_utf8_lossy(&text));
+                    Message::Fail(launch, failure)
+                }
+                Err(error) => return error,
+            },
+        };
+        engine.receive(from, message);
+    }
+}
+
+async fn body(
+    stream: &mut (impl tokio::io::AsyncRead + Unpin),
+    length: usize,
+) -> io::Result<Bytes> {
+    let mut bytes = BytesMut::with_capacity(length);
+    while bytes.len() < length {
+        let rest = length - bytes.len();
+        if stream.take(rest as u64).read_buf(&mut bytes).await? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+    Ok(bytes.freeze())
+}
+
+/// Sends `first` and what is queued, until the connection breaks or is ended.
+async fn write(
+    mut stream: impl tokio::io::AsyncWrite + Unpin,
+    peer: &Peer,
+    first: Bytes,
+) -> io::Error {
+    if let Err(error) = stream.write_all(&first).await {
+        return error;
+    }
+    loop {
+        let next = {
+            let mut queue = peer.queue();
+            if queue.closed {
+                return io::Error::other("the connection was ended");
+            }
+            let short = queue.short.pop_front();
+            short.or_else(|| next_chunk(&mut queue))
+        };
+        let written = match next {
+            None => {
+                peer.more.notified().await;
+                continue;
+            }
+            Some(Message::Ready(key)) => stream.write_all(&Head::Ready(key).write()).await,
+            Some(Message::Fail(launch, failure)) => {
+                let text = Bytes::copy_from_slice(text(&failure));
+                let head = Head::Fail(launch, failure.code(), text.len());
+                frame(&mut stream, head, text).await
+            }
+            Some(Message::Data(chunk)) => {
+                let head = Head::Data(chunk.key, chunk.offset, chunk.bytes.len());
+                frame(&mut stream, head, chunk.bytes).await
+            }
+        };
+        if let Err(error) = written {
+            return error;
+        }
+    }
+}
+
+async fn frame(
+    stream: &mut (impl tokio::io::AsyncWrite + Unpin),
+    head: Head,
+    body: Bytes,
+) -> io::Result<()> {
+    let head = head.write();
+    let mut both = Bytes::copy_from_slice(&head).chain(body);
+    stream.write_all_buf(&mut both).await
+}
+
+/// A chunk of the piece whose turn it is; the rest of the piece goes behind the others.
+fn next_chunk(queue: &mut Queue) -> Option<Message> {
+    loop {
+        let mut transfer = queue.data.pop_front()?;
+        if transfer.is_void() {
+            continue;
+        }
+        let bytes = transfer.bytes.split_to(transfer.bytes.len().min(CHUNK));
+        let chunk = Transfer {
+            key: transfer.key,
+            offset: transfer.offset,
+            bytes,
+            failed: Arc::clone(&transfer.failed),
+        };
+        if transfer.bytes.has_remaining() {
+            transfer.offset += CHUNK as u64;
+            queue.data.push_back(transfer);
+        }
+        return Some(Message::Data(chunk));
+    }
+}

@@ -1,0 +1,210 @@
+//! Processes that speak over loopback.
+
+use super::frame::{HEAD, Head};
+use super::*;
+use crate::call::{Call, Code};
+use crate::engine::Engine;
+use crate::op::{Kind, Op, Operand, Reduction};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+
+const SECRET: [u8; 32] = [7; 32];
+
+struct Node {
+    tcp: Tcp,
+    engine: Engine,
+    address: std::net::SocketAddr,
+}
+
+async fn node(process: u32, config: Config) -> Node {
+    let tcp = Tcp::new(Process(process), Secret::new(SECRET), config);
+    let engine = Engine::new(Process(process), Arc::new(tcp.clone()));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    tcp.listen(listener, engine.clone());
+    Node {
+        tcp,
+        engine,
+        address,
+    }
+}
+
+async fn pair() -> (Node, Node) {
+    let (a, b) = (
+        node(0, Config::default()).await,
+        node(1, Config::default()).await,
+    );
+    a.tcp
+        .connect(Process(1), b.address, a.engine.clone())
+        .await
+        .expect("it connects");
+    (a, b)
+}
+
+fn op(bytes: usize) -> Op {
+    Op {
+        number: 0,
+        kind: Kind::AllReduce,
+        groups: vec![vec![0, 1]],
+        reduction: Some(Reduction::Add),
+        operands: vec![Operand {
+            bytes: bytes as u64,
+            run: 0,
+            element: 6,
+        }],
+        results: vec![bytes as u64],
+    }
+}
+
+/// Results that are sent away when they are let go of.
+struct Sent(Vec<u8>, Option<oneshot::Sender<Vec<u8>>>);
+
+impl crate::call::Outputs for Sent {
+    fn count(&self) -> usize {
+        1
+    }
+
+    fn get(&mut self, _: usize) -> &mut [u8] {
+        &mut self.0
+    }
+}
+
+impl Drop for Sent {
+    fn drop(&mut self) {
+        if let Some(sender) = self.1.take() {
+            let _ = sender.send(std::mem::take(&mut self.0));
+        }
+    }
+}
+
+/// The all-reduce of one partition, and its outcome.
+fn start(
+    launch: &crate::engine::Launch,
+    partition: u32,
+    input: Vec<u8>,
+) -> impl Future<Output = Result<Vec<u8>, Failure>> + use<> {
+    let (sender, receiver) = oneshot::channel();
+    let (bytes, results) = oneshot::channel();
+    let op = op(input.len());
+    let call = Call {
+        outputs: Box::new(Sent(vec![0; input.len()], Some(bytes))),
+        inputs: vec![input.into()],
+        done: Box::new(move |outcome| {
+            let _ = sender.send(outcome);
+        }),
+    };
+    launch.member(partition).expect("here").start(&op, call);
+    async move {
+        receiver.await.expect("an outcome")?;
+        Ok(results.await.expect("results"))
+    }
+}
+
+const BOTH: [Process; 2] = [Process(0), Process(1)];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn data_goes_both_ways_and_connections_come_back() {
+    let (a, b) = pair().await;
+    for round in 1..=20 {
+        let here = a.engine.open(round, BOTH).expect("it opens");
+        let bytes = if round % 2 == 0 { 3 } else { 1_000_003 };
+        let mine = start(&here, 0, vec![3; bytes]);
+        let there = b.engine.open(round, BOTH).expect("it opens");
+        let other = start(&there, 1, vec![4; bytes]);
+        assert!(mine.await.expect("a sum") == vec![7; bytes]);
+        assert!(other.await.expect("a sum") == vec![7; bytes]);
+    }
+    // A failure is told.
+    let here = a.engine.open(50, BOTH).expect("it opens");
+    let there = b.engine.open(50, BOTH).expect("it opens");
+    let waiting = start(&here, 0, vec![1; 10]);
+    there.fail(Failure::new(Code::Cancelled, "enough"));
+    assert_eq!(waiting.await, Err(Failure::new(Code::Cancelled, "enough")));
+    // A connection that ends takes with it what needs it.
+    let here = a.engine.open(51, BOTH).expect("it opens");
+    let waiting = start(&here, 0, vec![1; 10]);
+    b.tcp.disconnect(Process(0));
+    assert_eq!(waiting.await.expect_err("gone").code(), Code::DataLoss);
+    assert_eq!(
+        a.engine.open(52, BOTH).expect_err("gone").code(),
+        Code::DataLoss
+    );
+    a.tcp
+        .connect(Process(1), b.address, a.engine.clone())
+        .await
+        .expect("it connects");
+    let here = a.engine.open(60, BOTH).expect("it opens");
+    let mine = start(&here, 0, vec![1; 10]);
+    // The other side has taken the connection before it answers.
+    let there = b.engine.open(60, BOTH).expect("it opens");
+    let other = start(&there, 1, vec![1; 10]);
+    assert_eq!(mine.await, Ok(vec![2; 10]));
+    assert_eq!(other.await, Ok(vec![2; 10]));
+}
+
+#[tokio::test]
+async fn strangers_are_turned_away() {
+    let config = Config {
+        hello: Duration::from_millis(200),
+        strangers: 1,
+        ..Config::default()
+    };
+    let a = node(0, config.clone()).await;
+    let liar = Tcp::new(Process(1), Secret::new([8; 32]), Config::default());
+    let engine = Engine::new(Process(1), Arc::new(liar.clone()));
+    assert!(
+        liar.connect(Process(0), a.address, engine.clone())
+            .await
+            .is_err()
+    );
+    let lost = Tcp::new(Process(1), Secret::new(SECRET), Config::default());
+    assert!(
+        lost.connect(Process(5), a.address, engine.clone())
+            .await
+            .is_err()
+    );
+    // One that says nothing is waited for, and then the next one is heard.
+    let silent = TcpStream::connect(a.address).await.expect("it connects");
+    let good = Tcp::new(Process(1), Secret::new(SECRET), Config::default());
+    good.connect(Process(0), a.address, engine)
+        .await
+        .expect("it connects");
+    drop(silent);
+    assert_eq!(
+        a.tcp
+            .send(
+                Process(9),
+                Message::Fail(1, Failure::new(Code::Aborted, ""))
+            )
+            .expect_err("nobody")
+            .code(),
+        Code::DataLoss
+    );
+}
+
+#[tokio::test]
+async fn what_is_no_message_ends_the_connection() {
+    for bytes in [[0xff; HEAD], [0; HEAD]] {
+        let a = node(0, Config::default()).await;
+        let mut stream = TcpStream::connect(a.address).await.expect("it connects");
+        let hello = super::tcp::hello_for_tests(Process(1), Process(0), SECRET);
+        stream.write_all(&hello).await.expect("sent");
+        let mut answer = vec![0; hello.len()];
+        stream.read_exact(&mut answer).await.expect("an answer");
+        let launch = a.engine.open(1, BOTH).expect("it opens");
+        let waiting = start(&launch, 0, vec![1; 10]);
+        let mut asked = [0; HEAD];
+        stream.read_exact(&mut asked).await.expect("a message");
+        assert!(matches!(Head::read(&asked), Some(Head::Ready(key)) if key.source == 1));
+        stream.write_all(&bytes).await.expect("sent");
+        assert_eq!(waiting.await.expect_err("gone").code(), Code::DataLoss);
+        assert!(
+            stream
+                .read(&mut answer)
+                .await
+                .map_or(true, |read| read == 0)
+        );
+    }
+}
