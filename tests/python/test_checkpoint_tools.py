@@ -289,15 +289,15 @@ def test_copies_are_the_same(checkpoints, tmp_path):
     assert "there already" in tool("copy", folder / "manager", tmp_path / "copy", status=64)
 
 
-def sparse(path, chunks):
-    """A checkpoint of zeros, a MiB a chunk."""
+def sparse(path, chunks, size=1 << 20):
+    """A checkpoint of zeros."""
     (path / "w").mkdir(parents=True)
-    about = {"chunks": [1 << 20], "compressor": None, "dimension_separator": ".", "dtype": "|u1", "fill_value": None,
-             "filters": None, "order": "C", "shape": [chunks << 20], "zarr_format": 2}  # fmt: skip
+    about = {"chunks": [size], "compressor": None, "dimension_separator": ".", "dtype": "|u1", "fill_value": None,
+             "filters": None, "order": "C", "shape": [chunks * size], "zarr_format": 2}  # fmt: skip
     (path / "w/.zarray").write_text(json.dumps(about))
     for number in range(chunks):
         with (path / "w" / str(number)).open("wb") as file:
-            file.truncate(1 << 20)
+            file.truncate(size)
 
 
 def killed(folder, chunks, *arguments):
@@ -328,6 +328,37 @@ def test_what_was_interrupted_goes_on(command, checkpoints, tmp_path):
     print(f"{kept} of {kept + report.get('objects', 0) + report.get('chunks', 0)} were kept")
 
 
+# What a command takes of memory at most: this process is itself too large to be told from what it starts.
+PEAK = """
+import os, subprocess, sys
+process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
+_, status, used = os.wait4(process.pid, 0)
+print(os.waitstatus_to_exitcode(status), used.ru_maxrss * 1024)
+"""
+
+
+def test_memory_is_bounded(tmp_path):
+    sparse(tmp_path / "source", 30, 10 << 20)
+    commands = [
+        ("verify", tmp_path / "source"),
+        ("convert", tmp_path / "source", tmp_path / "cut", "--layout=ocdbt_zarr3", "--chunk_bytes=1MiB", "--compression=1"),
+        ("convert", tmp_path / "source", tmp_path / "database", "--layout=ocdbt"),
+        ("export", tmp_path / "source", tmp_path / "npy"),
+        ("diff", tmp_path / "source", tmp_path / "cut"),
+        ("copy", tmp_path / "source", tmp_path / "copy"),
+    ]
+    for command in commands:
+        bound = [] if command[0] == "copy" else ["--memory=192MiB"]
+        line = [sys.executable, "-S", "-c", PEAK, str(BINARY), "checkpoint", *map(str, command), *bound]
+        ended = subprocess.run(line, capture_output=True, text=True, check=True, timeout=120)
+        status, peak = map(int, ended.stdout.split())
+        assert status == (command[0] == "verify"), ended.stderr
+        # The binary itself, and what the store has of writes on their way.
+        assert peak < (192 + 150) << 20, (command, peak >> 20)
+        print(f"{command[0]}: {peak >> 20} MiB")
+    assert "--memory" in tool("verify", tmp_path / "source", "--memory=16MiB", status=64)
+
+
 @pytest.mark.parametrize("scheme", ["gs", "s3"])
 def test_buckets(scheme, checkpoints, tmp_path):
     folder, expected = checkpoints
@@ -343,6 +374,13 @@ def test_buckets(scheme, checkpoints, tmp_path):
         assert [step["finished"] for step in json.loads(there("ls", f"{root}/manager", "--json"))["steps"]] == [True, True]
         assert json.loads(there("verify", f"{root}/manager", "--json"))["faults"] == 0
         assert "not empty" in there("copy", folder / "manager", f"{root}/manager", status=64)
+        # Objects that are sent in parts.
+        sparse(tmp_path / "large", 1, 40 << 20)
+        there("copy", tmp_path / "large", f"{root}/large")
+        there("convert", f"{root}/large", f"{root}/database", "--layout=ocdbt")
+        there("diff", f"{root}/database", tmp_path / "large")
+        there("copy", f"{root}/large", tmp_path / "large_back")
+        there("diff", tmp_path / "large_back", tmp_path / "large")
         there("copy", f"{root}/manager", tmp_path / "back")
         assert files(tmp_path / "back") == files(folder / "manager")
         # What is not committed there is not finished.

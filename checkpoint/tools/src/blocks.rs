@@ -44,11 +44,11 @@ pub(crate) struct Block {
     /// As it lies in the store.
     pub(crate) stored: Bytes,
     /// Its elements, little-endian, in the block's own order.
-    pub(crate) elements: Vec<u8>,
+    pub(crate) elements: Bytes,
 }
 
 /// A decoded block, made by the first who needs it while the others wait.
-type Cell = Arc<OnceCell<Arc<Vec<u8>>>>;
+type Cell = Arc<OnceCell<Bytes>>;
 
 /// Decoded blocks, the least recently used of them dropped.
 #[derive(Debug, Default)]
@@ -220,6 +220,10 @@ impl Reader {
         };
         let (codec, len) = (self.metadata.codec, self.block_bytes as usize);
         let (dtype, is_swapped) = (self.metadata.dtype, self.metadata.big_endian);
+        if codec == Codec::Raw && !dtype.is_narrow() && !is_swapped && stored.len() == len {
+            let elements = stored.clone();
+            return Ok(Block { stored, elements });
+        }
         let kept = stored.clone();
         let decoded = tokio::task::spawn_blocking(move || {
             let mut elements = codec.decode(kept, len)?;
@@ -227,7 +231,7 @@ impl Reader {
                 dtype.swap_bytes(&mut elements);
             }
             dtype.clear_padding(&mut elements);
-            Ok(elements)
+            Ok(Bytes::from(elements))
         });
         let elements = decoded
             .await?
@@ -341,20 +345,20 @@ impl Reader {
         block: ChunkIndex,
         domain: &IndexDomain,
         wanted: &IndexDomain,
-    ) -> Result<Arc<Vec<u8>>> {
+    ) -> Result<Bytes> {
         // Boxes do not overlap, so what this one has whole no other needs.
         let is_shared = domain.intersect(wanted).as_ref() != Some(domain);
         let most = (self.memory.total() / 4) / self.block_bytes.max(1);
         if !is_shared || most == 0 {
-            return Ok(Arc::new(self.block(&block).await?.elements));
+            return Ok(self.block(&block).await?.elements);
         }
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         let cell = lock(&self.kept).cell(block.clone(), most);
         let made = cell.get_or_try_init(async || {
             let read = self.block(&block).await?;
-            Ok::<_, Error>(Arc::new(read.elements))
+            Ok::<_, Error>(read.elements)
         });
-        made.await.map(Arc::clone)
+        made.await.cloned()
     }
 
     /// Whether a block's elements lie row-major.
