@@ -16,6 +16,7 @@
 //!   A read from a bucket that takes much longer than others like it is asked for once more, and the first answer counts.
 
 mod again;
+mod buffers;
 mod counters;
 mod folder;
 mod hedge;
@@ -31,6 +32,9 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use waystation_lifecycle::bucket::Bucket;
 
+#[cfg(test)]
+pub(crate) use self::buffers::heap;
+pub use self::buffers::{Buffer, Buffers};
 use self::counters::Counters;
 pub use self::counters::Totals;
 pub(crate) use self::folder::{Files, Folder, Purpose, Root};
@@ -71,6 +75,8 @@ pub struct Config {
     pub format: Layout,
     /// What tells the process from the others that save with it, letters and digits: its OCDBT databases are named by it.
     pub process: String,
+    /// Where memory for what is compressed comes from; `None`: the heap.
+    pub buffers: Option<Arc<dyn Buffers>>,
 }
 
 impl Default for Config {
@@ -85,6 +91,7 @@ impl Default for Config {
             read_timeout: Duration::from_secs(1800),
             format: Layout::default(),
             process: "w0".to_owned(),
+            buffers: None,
         }
     }
 }
@@ -193,6 +200,14 @@ impl Engine {
     /// What saves write.
     pub(crate) fn layout(&self) -> Layout {
         self.shared.config.format
+    }
+
+    /// Memory for what is compressed.
+    pub(crate) fn buffer(&self, len: usize) -> Option<Box<dyn Buffer>> {
+        match &self.shared.config.buffers {
+            Some(buffers) => buffers.take(len),
+            None => buffers::heap(len),
+        }
     }
 
     /// What is gathered of small values, all databases together.

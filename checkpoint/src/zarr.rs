@@ -22,6 +22,7 @@ mod v2;
 mod v3;
 
 pub use self::codec::Codec;
+pub(crate) use self::codec::PART_BYTES;
 pub use self::dtype::DType;
 pub use self::grid::{ChunkIndex, Chunks, Grid};
 pub use self::keys::Keys;

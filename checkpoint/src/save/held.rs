@@ -9,10 +9,8 @@ use super::saving::Target;
 use super::{Elements, SaveArray, Saving};
 use crate::engine::{Engine, Room};
 use crate::sharding::IndexDomain;
+use crate::zarr::PART_BYTES;
 use crate::{Error, Result};
-
-/// What compressing a part takes beside the part and what becomes of it.
-const PART_BYTES: usize = 2 << 20;
 
 impl Saving {
     /// As [`Saving::save`] of one piece without the metadata, for which the caller has taken room
@@ -78,10 +76,11 @@ impl Engine {
         let scratch = self.scratch(elements.largest() + PART_BYTES).await;
         let encoded = {
             // Held by the work too, which goes on when this future is dropped.
-            let room = Arc::clone(&room);
+            let (engine, room) = (self.clone(), Arc::clone(&room));
             self.compute(move || {
                 let _held = (scratch, room);
-                let parts = codec.encode_parts(elements.into_parts()).ok()?;
+                let buffer = |len| engine.buffer(len);
+                let parts = codec.encode_parts(elements.into_parts(), &buffer).ok()?;
                 Some(plan.payload(parts))
             })
             .await

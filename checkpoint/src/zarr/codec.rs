@@ -4,12 +4,15 @@ use bytes::Bytes;
 use zstd::stream::raw::{CParameter, Encoder, InBuffer, Operation as _, OutBuffer};
 
 use super::{Result, malformed};
+use crate::engine::Buffer;
 
 /// A frame's checksum (RFC 8878, 3.1.1).
 const CHECKSUM_BYTES: usize = 4;
 
-/// What is compressed from several parts is kept in parts of this size.
-const STORED_PART_BYTES: usize = 1 << 20;
+/// What is compressed in parts is kept in parts of this size.
+pub(crate) const PART_BYTES: usize = 2 << 20;
+/// What an encoder may hold of what it has been given: a block and its window's end, amply.
+const ENCODER_BYTES: usize = 256 << 10;
 
 /// How a chunk is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,17 +53,19 @@ impl Codec {
     }
 
     /// As [`Codec::encode`] of all parts one behind the other, each of which is let go of when it has been compressed. What is
-    /// stored comes in parts as well.
+    /// stored comes in parts as well, in memory that `buffer` gives.
     ///
     /// # Errors
     /// As [`Codec::encode`].
-    pub fn encode_parts(self, mut parts: Vec<Bytes>) -> Result<Vec<Bytes>> {
+    pub(crate) fn encode_parts(
+        self,
+        parts: Vec<Bytes>,
+        buffer: &dyn Fn(usize) -> Option<Box<dyn Buffer>>,
+    ) -> Result<Vec<Bytes>> {
         match self {
             Codec::Raw => Ok(parts),
-            Codec::Zstd { .. } if parts.len() == 1 => Ok(vec![self.encode(parts.remove(0))?]),
-            Codec::Zstd { level } => {
-                encode_zstd_parts(parts, level).or_else(|error| malformed(format!("zstd: {error}")))
-            }
+            Codec::Zstd { level } => encode_zstd_parts(parts, level, buffer)
+                .or_else(|error| malformed(format!("zstd: {error}"))),
         }
     }
 
@@ -90,40 +95,95 @@ fn encode_zstd(elements: &[u8], level: i32) -> std::io::Result<Vec<u8>> {
     Ok(stored)
 }
 
-fn encode_zstd_parts(parts: Vec<Bytes>, level: i32) -> std::io::Result<Vec<Bytes>> {
+fn encode_zstd_parts(
+    parts: Vec<Bytes>,
+    level: i32,
+    buffer: &dyn Fn(usize) -> Option<Box<dyn Buffer>>,
+) -> std::io::Result<Vec<Bytes>> {
     let mut encoder = Encoder::new(level)?;
     encoder.set_parameter(CParameter::ChecksumFlag(true))?;
-    let len: usize = parts.iter().map(Bytes::len).sum();
+    let mut left: usize = parts.iter().map(Bytes::len).sum();
     // Which puts the content size into the frame, and lets the encoder choose for it.
-    encoder.set_pledged_src_size(Some(len as u64))?;
-    let mut stored = Vec::with_capacity(len / STORED_PART_BYTES + 1);
-    let mut part = Vec::with_capacity(STORED_PART_BYTES);
+    encoder.set_pledged_src_size(Some(left as u64))?;
+    let mut stored = Stored {
+        parts: Vec::new(),
+        buffer,
+    };
+    let mut part = stored.next(left)?;
     for elements in parts {
         let mut input = InBuffer::around(&elements);
         while input.pos() < elements.len() {
-            let from = part.len();
-            encoder.run(&mut input, &mut OutBuffer::around_pos(&mut part, from))?;
-            put_aside(&mut part, &mut stored);
+            let before = input.pos();
+            part.run(|output| encoder.run(&mut input, output))?;
+            left -= input.pos() - before;
+            if part.is_full() {
+                part = stored.put_aside(part, left)?;
+            }
         }
     }
-    loop {
-        let from = part.len();
-        let left = encoder.finish(&mut OutBuffer::around_pos(&mut part, from), true)?;
-        if left == 0 {
-            break;
+    while part.run(|output| encoder.finish(output, true))? > 0 {
+        if part.is_full() {
+            part = stored.put_aside(part, left)?;
         }
-        put_aside(&mut part, &mut stored);
     }
-    part.shrink_to_fit();
-    stored.push(part.into());
-    Ok(stored)
+    stored.parts.push(part.into_bytes());
+    Ok(stored.parts)
 }
 
-/// Begins another part when there is no room left in this one.
-fn put_aside(part: &mut Vec<u8>, stored: &mut Vec<Bytes>) {
-    if part.len() == part.capacity() {
-        let full = std::mem::replace(part, Vec::with_capacity(STORED_PART_BYTES));
-        stored.push(full.into());
+/// What has been compressed.
+struct Stored<'a> {
+    parts: Vec<Bytes>,
+    buffer: &'a dyn Fn(usize) -> Option<Box<dyn Buffer>>,
+}
+
+impl Stored<'_> {
+    /// A part for what is made of `left` bytes that are not compressed yet, and of what the encoder still holds.
+    fn next(&self, left: usize) -> std::io::Result<StoredPart> {
+        let held = if self.parts.is_empty() {
+            0
+        } else {
+            ENCODER_BYTES
+        };
+        let bound = Codec::Zstd { level: 0 }.bound(left) + held;
+        let buffer = (self.buffer)(bound.min(PART_BYTES)).ok_or(std::io::ErrorKind::OutOfMemory)?;
+        Ok(StoredPart { buffer, len: 0 })
+    }
+
+    fn put_aside(&mut self, part: StoredPart, left: usize) -> std::io::Result<StoredPart> {
+        self.parts.push(part.into_bytes());
+        self.next(left)
+    }
+}
+
+struct StoredPart {
+    buffer: Box<dyn Buffer>,
+    len: usize,
+}
+
+impl StoredPart {
+    fn run(
+        &mut self,
+        work: impl FnOnce(&mut OutBuffer<'_, [u8]>) -> std::io::Result<usize>,
+    ) -> std::io::Result<usize> {
+        let buffer: &mut [u8] = (*self.buffer).as_mut();
+        let mut output = OutBuffer::around_pos(buffer, self.len);
+        let result = work(&mut output);
+        self.len = output.pos();
+        result
+    }
+
+    fn is_full(&self) -> bool {
+        self.len == (*self.buffer).as_ref().len()
+    }
+
+    fn into_bytes(self) -> Bytes {
+        struct Owner(Box<dyn Buffer>);
+        impl AsRef<[u8]> for Owner {
+            fn as_ref(&self) -> &[u8] {
+                (*self.0).as_ref()
+            }
+        }
+        Bytes::from_owner(Owner(self.buffer)).slice(..self.len)
     }
 }
 
@@ -192,12 +252,13 @@ mod tests {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             (state >> 24) as u8
         })
-        .take(3 * STORED_PART_BYTES + 5)
+        .take(2 * PART_BYTES + 5)
         .collect();
+        let heap = &crate::engine::heap;
         for size in [1 << 20, 700_001, noise.len()] {
             let parts = (0..noise.len()).step_by(size);
             let parts = parts.map(|at| noise.slice(at..noise.len().min(at + size)));
-            let stored = ZSTD.encode_parts(parts.collect()).unwrap();
+            let stored = ZSTD.encode_parts(parts.collect(), heap).unwrap();
             let frame = Bytes::from(stored.concat());
             assert!(frame.len() <= ZSTD.bound(noise.len()));
             assert_eq!(frame[4] & 0b100, 0b100);
@@ -205,7 +266,9 @@ mod tests {
             assert_eq!(size.ok(), Some(Some(noise.len() as u64)));
             assert_eq!(ZSTD.decode(frame, noise.len()).unwrap(), noise);
         }
-        let raw = Codec::Raw.encode_parts(vec![noise.slice(..7), noise.slice(7..)]);
+        let nothing = ZSTD.encode_parts(vec![Bytes::new()], heap).unwrap();
+        assert!(ZSTD.decode(nothing.concat().into(), 0).unwrap().is_empty());
+        let raw = Codec::Raw.encode_parts(vec![noise.slice(..7), noise.slice(7..)], heap);
         assert_eq!(raw.unwrap().concat(), noise);
     }
 

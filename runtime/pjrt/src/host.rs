@@ -26,8 +26,14 @@ pub struct AlignedBytes {
     start: NonNull<u8>,
     len: usize,
     capacity: usize,
-    /// The file that is mapped here; without one the block is of the heap.
-    file: Option<File>,
+    origin: Origin,
+}
+
+/// Where a block is from.
+enum Origin {
+    Heap,
+    /// A mapping of its own, of a file where there is one.
+    Map(Option<File>),
 }
 
 // SAFETY: the block is owned and plain memory; of a shared one other processes see the file, not the place.
@@ -59,8 +65,37 @@ impl AlignedBytes {
             start,
             len,
             capacity: len,
-            file: None,
+            origin: Origin::Heap,
         })
+    }
+
+    /// `len` bytes of zero that are no part of the heap: dropped, their memory is the system's again.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::ResourceExhausted`] if there is no memory for them.
+    pub fn mapped(len: usize) -> Result<Self, Error> {
+        if len == 0 {
+            return Ok(Self::default());
+        }
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping, at a place that the system chooses.
+        let made =
+            unsafe { rustix::mm::mmap_anonymous(null_mut(), len, access, MapFlags::PRIVATE) };
+        let start = made.ok().and_then(|start| NonNull::new(start.cast()));
+        match start {
+            Some(start) => Ok(Self {
+                start,
+                len,
+                capacity: len,
+                origin: Origin::Map(None),
+            }),
+            None => Err(Error::own(
+                Code::ResourceExhausted,
+                "AlignedBytes",
+                format!("no memory for {len} bytes on the host"),
+            )),
+        }
     }
 
     /// `len` bytes of zero that other processes can read and write through [`AlignedBytes::file`]: an unnamed file in memory,
@@ -95,7 +130,7 @@ impl AlignedBytes {
                 start,
                 len,
                 capacity: len,
-                file: Some(file),
+                origin: Origin::Map(Some(file)),
             }),
             Err(error) => Err(Error::own(
                 Code::ResourceExhausted,
@@ -108,7 +143,10 @@ impl AlignedBytes {
     /// The file through which other processes see a [`AlignedBytes::shared`] block.
     #[must_use]
     pub fn file(&self) -> Option<&File> {
-        self.file.as_ref()
+        match &self.origin {
+            Origin::Map(file) => file.as_ref(),
+            Origin::Heap => None,
+        }
     }
 
     /// A block of `len` bytes for a transfer to write: this one with what it held, if it is large enough and not
@@ -153,7 +191,7 @@ impl Default for AlignedBytes {
             start: Self::dangling(),
             len: 0,
             capacity: 0,
-            file: None,
+            origin: Origin::Heap,
         }
     }
 }
@@ -163,7 +201,7 @@ impl Drop for AlignedBytes {
         if self.capacity == 0 {
             return;
         }
-        if self.file.is_some() {
+        if let Origin::Map(_) = self.origin {
             // SAFETY: mapped with this size, and nothing borrows from a block that is dropped. An error would leave it
             // mapped.
             let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.capacity) };
@@ -254,8 +292,24 @@ mod tests {
     }
 
     #[test]
+    fn a_mapped_block_is_as_any_other() {
+        let mut block = AlignedBytes::mapped(10_000).expect("memory");
+        assert_eq!(block.as_ptr().align_offset(ALIGNMENT), 0);
+        assert!(block.len() == 10_000 && block.iter().all(|byte| *byte == 0));
+        block[9_999] = 7;
+        let block = block.recycle(9_000).expect("memory");
+        assert!(block.file().is_none() && block.capacity() == 10_000);
+        assert_eq!(block.recycle(10_000).expect("memory")[9_999], 7);
+        assert!(AlignedBytes::mapped(0).expect("nothing").is_empty());
+    }
+
+    #[test]
     fn absurd_lengths_are_an_error() {
-        for absurd in [AlignedBytes::zeroed, AlignedBytes::shared] {
+        for absurd in [
+            AlignedBytes::zeroed,
+            AlignedBytes::shared,
+            AlignedBytes::mapped,
+        ] {
             let error = absurd(usize::MAX).expect_err("no such memory");
             assert_eq!(error.code(), Code::ResourceExhausted);
         }

@@ -15,7 +15,8 @@ use waystation_proto::{
 
 use crate::{
     compiler::Compiler, config::Limits, counters::Counters, ledger::Ledger, outbox::Outbox,
-    peers::Peers, segments::Segments, session::Session, status, usage::Clients, window::Permit,
+    peers::Peers, segments::Segments, session::Session, slabs::Slabs, status, usage::Clients,
+    window::Permit,
 };
 
 /// Work for the dispatch thread on a session's state.
@@ -61,6 +62,7 @@ pub(crate) struct Core {
     pub(crate) peers: Arc<Peers>,
     pub(crate) segments: Arc<Segments>,
     pub(crate) checkpoints: waystation_checkpoint::Engine,
+    pub(crate) slabs: Arc<Slabs>,
     /// The worker, for messages: "slice 0 task 1".
     pub(crate) place: String,
     /// Whether the plugin can copy parts of a buffer to the host.

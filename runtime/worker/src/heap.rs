@@ -5,7 +5,7 @@ use std::{sync::Arc, sync::atomic::Ordering, time::Duration};
 
 use tokio_util::sync::CancellationToken;
 
-use crate::{counters::Counters, segments::Segments};
+use crate::{counters::Counters, segments::Segments, slabs::Slabs};
 
 /// How often the accounted bytes are looked at.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -20,6 +20,7 @@ const ECHOES: u32 = 4;
 pub(crate) async fn watch(
     counters: Arc<Counters>,
     checkpoints: waystation_checkpoint::Engine,
+    slabs: Arc<Slabs>,
     segments: Arc<Segments>,
     stop: CancellationToken,
 ) {
@@ -33,7 +34,11 @@ pub(crate) async fn watch(
         }
         segments.sweep();
         let bytes = counters.array_bytes.load(Ordering::Relaxed);
-        let bytes = bytes.saturating_add(checkpoints.totals().host_memory_bytes);
+        let on_their_way = checkpoints.totals().host_memory_bytes;
+        if on_their_way == 0 {
+            slabs.clear();
+        }
+        let bytes = bytes.saturating_add(on_their_way);
         let shards = counters.shards.load(Ordering::Relaxed);
         if level.has_fallen(bytes.saturating_add(shards.saturating_mul(SHARD_BYTES))) {
             // Fails only when the runtime ends.

@@ -42,6 +42,7 @@ mod segments;
 mod serve;
 mod service;
 mod session;
+mod slabs;
 mod status;
 mod table;
 mod text;

@@ -30,8 +30,12 @@ use crate::{
     report::Report,
     segments::Segments,
     service::Service,
+    slabs::{EngineSlabs, Slabs},
     usage::Clients,
 };
+
+/// What slabs that nobody uses may hold is this part of the budget.
+const IDLE_SHARE: usize = 32;
 
 /// Runs a worker until `stop` is cancelled. Loads the plugin first, then serves, then registers with the resource manager.
 ///
@@ -88,10 +92,12 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
     );
     // Unbounded for the plugin's threads, which must not wait; what fills it is bounded by the ops taken off the stream.
     let (events, receiver) = crossbeam_channel::unbounded();
+    let slabs = Slabs::new(config.limits.checkpoint_host_memory / IDLE_SHARE);
     let checkpoints = waystation_checkpoint::Engine::new(waystation_checkpoint::Config {
         host_memory_bytes: config.limits.checkpoint_host_memory,
         format: config.limits.checkpoint_format,
         process: process(config.slice, config.task),
+        buffers: Some(Arc::new(EngineSlabs(Arc::clone(&slabs)))),
         ..waystation_checkpoint::Config::default()
     });
     let ledger = Ledger::new(client.devices().len(), config.limits.device_memory_bytes);
@@ -108,6 +114,7 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
         peers: Arc::new(Peers::default()),
         segments,
         checkpoints,
+        slabs,
         place: format!("slice {} task {}", config.slice, config.task),
         reads_parts: OnceCell::new(),
         saves: watch::Sender::new(0),
@@ -150,6 +157,7 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
     tokio::spawn(heap::watch(
         Arc::clone(&core.counters),
         core.checkpoints.clone(),
+        Arc::clone(&core.slabs),
         Arc::clone(&core.segments),
         stop.clone(),
     ));

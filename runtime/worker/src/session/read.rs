@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// Shards up to this size are copied to the host on the dispatch thread; a task would cost more.
-const COPY_HERE_BYTES: u64 = 128 << 10;
+pub(super) const COPY_HERE_BYTES: u64 = 128 << 10;
 
 /// Transfers from this worker by id.
 #[derive(Default)]
@@ -233,22 +233,6 @@ impl Session {
         self.read_host_into(slot, shard, None, then);
     }
 
-    /// As [`Self::read_host`], of a shard that nothing takes over meanwhile.
-    pub(super) fn read_kept(
-        &self,
-        shard: &Shard,
-        then: impl FnOnce(Result<Block, Fault>) + Send + 'static,
-    ) {
-        let user_context = shard.origin.user_context();
-        if shard.bytes() <= COPY_HERE_BYTES {
-            copy_to_host(&shard.buffer, user_context, None, then);
-            return;
-        }
-        let buffer = shard.buffer.clone();
-        let copy = move || copy_to_host(&buffer, user_context, None, then);
-        self.core.runtime.spawn_blocking(copy);
-    }
-
     /// Like [`Self::read_host`], into a segment where there is one.
     fn read_host_into(
         &mut self,
@@ -434,7 +418,7 @@ impl Session {
     }
 }
 
-fn copy_to_host(
+pub(super) fn copy_to_host(
     buffer: &Buffer,
     user_context: u64,
     segments: Option<&Arc<Segments>>,

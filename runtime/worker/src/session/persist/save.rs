@@ -11,7 +11,7 @@ use futures::{StreamExt as _, TryStreamExt as _, future::try_join_all, stream};
 use tokio::sync::oneshot;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use waystation_checkpoint::{Cut, Elements, Meeting, Room, Saving, Together};
-use waystation_pjrt::{AlignedBytes, Buffer, Error, ToHost};
+use waystation_pjrt::{Buffer, Error, ToHost};
 use waystation_proto::{
     tensorflow::{StatusProto, error::Code},
     waystation::worker::{Answer, SaveArrays, save_arrays},
@@ -22,14 +22,17 @@ use crate::{
     core::Core,
     counters,
     persist::{self, Pieces},
-    segments::Block,
-    session::{Session, read::lies_as_wanted},
+    session::{
+        Session,
+        read::{COPY_HERE_BYTES, copy_to_host, lies_as_wanted},
+    },
+    slabs::{Slab, Slabs},
     status::{self, Fault},
     table::{Slot, Value},
 };
 
 /// A cut is read in parts of this size. Each costs a call of the plugin.
-const PART_BYTES: usize = 4 << 20;
+const PART_BYTES: usize = 2 << 20;
 /// What is read to learn whether the plugin can read parts.
 const PROBE_BYTES: usize = 64;
 
@@ -229,16 +232,16 @@ impl Session {
             // A save that has failed or run out of time takes no more pieces.
             let _ = bytes.send(read);
         };
-        let Some(part) = part else {
-            self.read_kept(&shard, move |read| {
+        let user_context = shard.origin.user_context();
+        if part.is_none() && shard.bytes() <= COPY_HERE_BYTES {
+            copy_to_host(&shard.buffer, user_context, None, move |read| {
                 done(read.map(|block| Bytes::from_owner(block).into()));
             });
             return;
-        };
-        let user_context = shard.origin.user_context();
-        let buffer = shard.buffer.clone();
+        }
+        let (buffer, slabs) = (shard.buffer.clone(), Arc::clone(&self.core.slabs));
         self.core.runtime.spawn(async move {
-            done(read_parts(buffer, part, user_context).await);
+            done(read_beside(slabs, buffer, part, user_context).await);
         });
     }
 
@@ -259,10 +262,10 @@ impl Session {
         let Some(held) = self.persists.held.get(&key) else {
             return;
         };
-        let buffer = held.shard.buffer.clone();
+        let (buffer, slabs) = (held.shard.buffer.clone(), Arc::clone(&self.core.slabs));
         self.core.runtime.spawn(async move {
             // Whatever else may be wrong with the buffer is said when it is read.
-            let read = read_parts(buffer, 0..PROBE_BYTES, 0).await;
+            let read = read_beside(slabs, buffer, Some(0..PROBE_BYTES), 0).await;
             let cannot = |fault: Fault| fault.code == Code::Unimplemented as i32;
             let _ = answer.send(!read.is_err_and(cannot));
         });
@@ -435,19 +438,26 @@ impl Task {
     }
 }
 
-/// Copies a range of a buffer's bytes to the host, in parts.
-async fn read_parts(
+/// Copies a buffer's bytes to the host: all of them, or a range as they lie on the device, which comes in parts.
+async fn read_beside(
+    slabs: Arc<Slabs>,
     buffer: Buffer,
-    range: Range<usize>,
+    range: Option<Range<usize>>,
     user_context: u64,
 ) -> Result<Elements, Fault> {
     let fault = move |error: Error| Arc::new(status::of_plugin(&error, user_context));
-    let begin = move || -> Result<Vec<ToHost>, Error> {
+    let begin = move || -> Result<Vec<(Slab, ToHost)>, Error> {
+        let Some(range) = range else {
+            let mut slab = slabs.take(buffer.host_bytes()?)?;
+            let copy = buffer.to_host(std::mem::take(&mut slab.bytes))?;
+            return Ok(vec![(slab, copy)]);
+        };
         let starts = range.clone().step_by(PART_BYTES);
         starts
             .map(|start| {
-                let len = PART_BYTES.min(range.end - start);
-                buffer.part_to_host(start as u64, AlignedBytes::zeroed(len)?)
+                let mut slab = slabs.take(PART_BYTES.min(range.end - start))?;
+                let bytes = std::mem::take(&mut slab.bytes);
+                Ok((slab, buffer.part_to_host(start as u64, bytes)?))
             })
             .collect()
     };
@@ -457,9 +467,10 @@ async fn read_parts(
         let message = format!("a read broke off: {error}");
         Arc::new(status::of(Code::Unknown, message))
     })?;
-    let copies = begun.map_err(fault)?.into_iter().map(|copy| async move {
-        let part = copy.await.map_err(fault)?;
-        Ok::<_, Fault>(Bytes::from_owner(Block::from(part)))
+    let copies = begun.map_err(fault)?.into_iter();
+    let copies = copies.map(|(mut slab, copy)| async move {
+        slab.bytes = copy.await.map_err(fault)?;
+        Ok::<_, Fault>(Bytes::from_owner(slab))
     });
     Ok(try_join_all(copies).await?.into_iter().collect())
 }
