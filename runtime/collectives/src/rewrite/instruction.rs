@@ -105,6 +105,12 @@ impl<'a> Parts<'a> {
                 26 => parts.channel = field.int()? > 0,
                 71 => parts.global = field.int()? != 0,
                 52 => parts.pairs.push(pair(field.bytes()?)?),
+                100 if field.int()? != 0 => {
+                    return Err(Refusal::Opcode(format!(
+                        "{} from a member that the program computes",
+                        instruction.opcode
+                    )));
+                }
                 _ => parts.groups.take(&field)?,
             }
         }

@@ -336,6 +336,8 @@ fn what_cannot_be_replaced_is_refused_by_name() {
     for opcode in ["ragged-all-to-all", "send", "recv-done"] {
         assert!(matches!(refused(&plain(opcode)), Refusal::Opcode(_)));
     }
+    let dynamic = plain("collective-broadcast").int(26, 1).int(100, 1);
+    assert!(matches!(refused(&dynamic), Refusal::Opcode(_)));
     let of_replicas = plain("all-reduce")
         .int(26, 1)
         .int(38, 100)
