@@ -524,3 +524,41 @@ async fn until(met: impl Fn() -> bool) {
         .await
         .expect("it comes about");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_save_under_way_ends_well_though_the_worker_is_told_to_stop() {
+    let folder = tempfile::tempdir().unwrap();
+    let worker = Worker::start().await;
+    let mut session = worker.session(1).await;
+    put(&session, 100, 8, 1).await;
+    let of = |request| save_of(request, file(folder.path(), "w", over(8, 1)), 100, 0..8);
+    session.send(together(of(1), 0)).await;
+    until(|| names(folder.path()).len() == 1).await;
+    let stopping = tokio::spawn(worker.stop());
+    // The other worker comes only now.
+    for name in ["1", "1-seen"] {
+        std::fs::write(folder.path().join(format!(".waystation-5eed-{name}")), b"").unwrap();
+    }
+    session.answer(1).await.unwrap();
+    assert!(folder.path().join("w/.zarray").exists());
+    stopping.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_save_that_does_not_end_in_time_fails_when_the_worker_stops() {
+    let folder = tempfile::tempdir().unwrap();
+    let limits = Limits {
+        grace: std::time::Duration::from_millis(200),
+        ..Limits::default()
+    };
+    let worker = Worker::start_with(waystation_cache::Config::default(), limits).await;
+    let mut session = worker.session(1).await;
+    put(&session, 100, 8, 1).await;
+    let of = |request| save_of(request, file(folder.path(), "w", over(8, 1)), 100, 0..8);
+    session.send(together(of(1), 0)).await;
+    until(|| names(folder.path()).len() == 1).await;
+    worker.stop().await;
+    // The stream breaks, which the proxy takes for a lost worker.
+    assert!(session.ended().await);
+    until(|| names(folder.path()).is_empty()).await;
+}
