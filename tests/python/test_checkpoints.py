@@ -40,7 +40,10 @@ def test_every_fixture_is_a_case(checkpoints):
 
 
 # Orbax's ways to save, and the format that each needs of the workers.
-WAYS = {"standard": "ocdbt", "manager": "ocdbt", "pytree": "ocdbt", "pytree_zarr2": "zarr2"}
+WAYS = {
+    "standard": "ocdbt", "manager": "ocdbt", "pytree": "ocdbt", "pytree_zarr2": "zarr2",
+    "pytree_zarr3": "zarr3", "pytree_ocdbt_zarr3": "ocdbt_zarr3",
+}  # fmt: skip
 SHAPES = [(1, 8), (2, 4)]
 
 

@@ -39,6 +39,8 @@ WAYS = {
     "manager": ("0/default", manager),
     "pytree": ("", pytree),
     "pytree_zarr2": ("", lambda folder, tree: pytree(folder, tree, use_ocdbt=False)),
+    "pytree_zarr3": ("", lambda folder, tree: pytree(folder, tree, use_ocdbt=False, use_zarr3=True)),
+    "pytree_ocdbt_zarr3": ("", lambda folder, tree: pytree(folder, tree, use_zarr3=True)),
 }
 
 
