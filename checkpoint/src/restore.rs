@@ -9,10 +9,12 @@
 mod plan;
 mod shard;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
+use object_store::GetRange;
 use waystation_lifecycle::bucket::Bucket;
 use waystation_proto::xla::PrimitiveType;
 
@@ -82,17 +84,57 @@ impl Engine {
             return self.read_shard(folder, plan, chunk).await;
         }
         let at = Chunk::new(folder, plan.metadata.keys.key(&chunk), None);
+        let held = plan.metadata.grid.domain(&chunk);
+        if let Some(wanted) = plan.part_wanted(&held) {
+            return self.read_part(&at, plan, &held, wanted).await;
+        }
         let most = plan.metadata.codec.bound(plan.block_bytes);
         let room = self.stage(most.saturating_add(plan.block_bytes)).await;
         let stored = match self.get(folder, &at.file, most).await? {
             Some(Ok(stored)) => stored,
-            Some(Err(size)) => return Err(at.too_large(size, plan.block_bytes)),
+            Some(Err(size)) => return Err(at.wrong_size(size, plan.block_bytes)),
             None => return Err(at.missing()),
         };
         let placed = self
             .compute(move || {
                 let _room = room;
-                plan.place(stored, &plan.metadata.grid.domain(&chunk))
+                plan.place(stored, &held)
+            })
+            .await;
+        at.placed(placed)
+    }
+
+    /// Reads what is wanted of a chunk that is stored as it is.
+    async fn read_part(
+        &self,
+        at: &Chunk<'_>,
+        plan: Arc<Plan>,
+        held: &IndexDomain,
+        wanted: Range<usize>,
+    ) -> Result<()> {
+        let (start, len) = (wanted.start, wanted.len());
+        let room = self.stage(len).await;
+        let range = GetRange::Bounded(wanted.start as u64..wanted.end as u64);
+        let part = match self.get_part(at.folder, &at.file, range, len).await {
+            Ok(Some(part)) => part,
+            Ok(None) => return Err(at.missing()),
+            // Stores refuse a range behind the end, in words of their own.
+            Err(error) => match self.size(at.folder, &at.file).await? {
+                Some(size) if size < wanted.end as u64 => {
+                    return Err(at.wrong_size(size, plan.block_bytes));
+                }
+                _ => return Err(error),
+            },
+        };
+        let stored = match part.bytes {
+            Some(stored) if stored.len() == len && part.size == plan.block_bytes as u64 => stored,
+            _ => return Err(at.wrong_size(part.size, plan.block_bytes)),
+        };
+        let held = held.clone();
+        let placed = self
+            .compute(move || {
+                let _room = room;
+                plan.place_part(stored, start, &held)
             })
             .await;
         at.placed(placed)
@@ -171,7 +213,7 @@ impl<'a> Chunk<'a> {
         }
     }
 
-    fn too_large(&self, size: u64, block_bytes: usize) -> Error {
+    fn wrong_size(&self, size: u64, block_bytes: usize) -> Error {
         self.corrupt(zarr::Error::Malformed(format!(
             "{size} bytes stored where a chunk has {block_bytes}"
         )))

@@ -1,6 +1,7 @@
 //! Which chunks a restore reads, and where their elements go.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
@@ -8,7 +9,7 @@ use bytes::Bytes;
 use crate::engine::Folder;
 use crate::sharding::IndexDomain;
 use crate::strided::{self, Side};
-use crate::zarr::{self, ChunkIndex, Chunks, Metadata, Order, Shards};
+use crate::zarr::{self, ChunkIndex, Chunks, Codec, Metadata, Order, Shards};
 use crate::{Error, Result};
 
 /// A chunk may be this many times the array it belongs to, and no larger than that unless it is small: a small file must not
@@ -16,6 +17,9 @@ use crate::{Error, Result};
 const MAX_PADDING: usize = 16;
 /// A chunk of at most this many bytes is read whatever the array's size.
 const SMALL_CHUNK_BYTES: usize = 256 << 20;
+
+/// A chunk of fewer bytes is read whole: the rest comes in about the time of the request.
+const SMALL_READ_BYTES: usize = 64 << 10;
 
 /// What a restore does, checked, and what it has read.
 pub(super) struct Plan {
@@ -193,24 +197,78 @@ impl Plan {
             .any(|target| held.intersect(&target.domain).as_ref() == Some(&held))
     }
 
+    /// The bytes of a block that are wanted, where a part of it can be read and is much less than all.
+    pub(super) fn part_wanted(&self, held: &IndexDomain) -> Option<Range<usize>> {
+        if self.metadata.codec != Codec::Raw || self.block_bytes < SMALL_READ_BYTES {
+            return None;
+        }
+        let item_bytes = self.metadata.dtype.item_bytes();
+        let mut wanted: Option<Range<usize>> = None;
+        for target in &self.boxes {
+            let Some(shared) = held.intersect(&target.domain) else {
+                continue;
+            };
+            let start = self.offset(&shared.origin, held);
+            let last = shared.origin.iter().zip(&shared.shape);
+            let last: Vec<i64> = last.map(|(origin, shape)| origin + shape - 1).collect();
+            let end = self.offset(&last, held) + item_bytes;
+            wanted = Some(match wanted {
+                None => start..end,
+                Some(other) => other.start.min(start)..other.end.max(end),
+            });
+        }
+        wanted.filter(|wanted| wanted.len() <= self.block_bytes / 4 * 3)
+    }
+
+    /// Where an element of the array lies in the block that holds `held`.
+    fn offset(&self, element: &[i64], held: &IndexDomain) -> usize {
+        let within = element.iter().zip(&held.origin).map(|(a, b)| a - b);
+        // It lies in the block, whose size has been counted.
+        within
+            .zip(&self.block_strides)
+            .map(|(index, stride)| usize::try_from(index).unwrap_or(0) * stride)
+            .sum()
+    }
+
     /// Decodes a block, which holds the box `held` of the array, and copies it to every box it touches.
     pub(super) fn place(
         &self,
         stored: Bytes,
         held: &IndexDomain,
     ) -> std::result::Result<(), Failure> {
-        let dtype = self.metadata.dtype;
-        let mut elements = self
+        let elements = self
             .metadata
             .codec
             .decode(stored, self.block_bytes)
             .map_err(Failure::Corrupt)?;
+        self.arrange(elements, 0, held)
+    }
+
+    /// As [`Plan::place`], of the bytes from `start` on that are wanted of a block ([`Plan::part_wanted`]).
+    pub(super) fn place_part(
+        &self,
+        stored: Bytes,
+        start: usize,
+        held: &IndexDomain,
+    ) -> std::result::Result<(), Failure> {
+        self.arrange(stored.into(), start, held)
+    }
+
+    fn arrange(
+        &self,
+        mut elements: Vec<u8>,
+        start: usize,
+        held: &IndexDomain,
+    ) -> std::result::Result<(), Failure> {
+        let dtype = self.metadata.dtype;
         if self.metadata.big_endian {
             dtype.swap_bytes(&mut elements);
         }
         dtype.clear_padding(&mut elements);
 
-        let whole = held.shape == self.metadata.block() && self.metadata.order == Order::C;
+        let whole = elements.len() == self.block_bytes
+            && held.shape == self.metadata.block()
+            && self.metadata.order == Order::C;
         let mut moved = None;
         for target in &self.boxes {
             let Some(shared) = held.intersect(&target.domain) else {
@@ -221,12 +279,7 @@ impl Plan {
                 moved = Some(target);
                 continue;
             }
-            let from: Vec<i64> = shared
-                .origin
-                .iter()
-                .zip(&held.origin)
-                .map(|(a, b)| a - b)
-                .collect();
+            let from = self.offset(&shared.origin, held) - start;
             let to: Vec<i64> = shared
                 .origin
                 .iter()
@@ -238,10 +291,10 @@ impl Plan {
                 *bytes = strided::zeroed(target.len).ok_or(Failure::OutOfMemory(target.len))?;
             }
             strided::copy(
-                &elements,
+                &elements[from..],
                 &Side {
                     strides: &self.block_strides,
-                    origin: &from,
+                    origin: &vec![0; to.len()],
                 },
                 &mut bytes,
                 &Side {

@@ -127,7 +127,7 @@ impl Source<'_> {
         let most = plan.metadata.codec.bound(plan.block_bytes);
         let len = place.end - place.start;
         let Some(len) = usize::try_from(len).ok().filter(|&len| len <= most) else {
-            return Err(at.too_large(len, plan.block_bytes));
+            return Err(at.wrong_size(len, plan.block_bytes));
         };
         let room = self
             .engine

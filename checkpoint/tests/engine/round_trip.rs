@@ -1,7 +1,10 @@
 //! What went in comes out, and at what cost in requests.
 
 use proptest::prelude::*;
-use waystation_checkpoint::{IndexDomain, Sharding, zarr::Format};
+use waystation_checkpoint::{
+    IndexDomain, Sharding,
+    zarr::{Codec, Format},
+};
 use waystation_proto::xla::{OpSharding, PrimitiveType, op_sharding::Type};
 
 use crate::store::Counting;
@@ -228,5 +231,47 @@ async fn many_arrays_at_once_stay_within_small_limits_and_finish() {
             .await
             .unwrap();
         assert_eq!(found[0], array.part(&whole[0]));
+    }
+}
+
+#[tokio::test]
+async fn of_a_large_chunk_that_is_not_compressed_only_a_part_is_read() {
+    let (store, dims) = (Counting::new(), [300, 512]);
+    let array = Array::new(&dims);
+    let mut save = to_save("here", "w", &dims, &[200, 512]);
+    save.codec = Some(Codec::Raw);
+    let pieces = array.pieces(&boxes(&dims, &[200, 512]));
+    let (engine, bucket) = (engine(), store.bucket());
+    engine.save_to(&bucket, &save, pieces, true).await.unwrap();
+    let asked = to_restore("here", "w", &dims);
+    // A few rows; a corner; two far boxes, between which all is read; both chunks; a whole one.
+    for domains in [
+        vec![domain(&[10, 0], &[20, 512])],
+        vec![domain(&[150, 500], &[40, 12])],
+        vec![domain(&[190, 7], &[1, 1]), domain(&[120, 3], &[5, 9])],
+        vec![domain(&[180, 0], &[40, 512])],
+        vec![domain(&[0, 0], &[200, 512])],
+    ] {
+        store.take();
+        let found = engine.restore_from(&bucket, &asked, &domains).await;
+        for (found, domain) in found.unwrap().iter().zip(&domains) {
+            assert_eq!(found, &array.part(domain), "{domain:?}");
+        }
+        let first = domains.iter().map(|domain| domain.origin[0]).min().unwrap();
+        let ends = domains
+            .iter()
+            .map(|domain| domain.origin[0] + domain.shape[0]);
+        let rows = ends.max().unwrap() - first;
+        let most = rows as u64 * 512 * 2 + 1000;
+        let read = store.take().bytes;
+        assert!(read <= most, "{domains:?}: {read} of {most}");
+    }
+    // One that ends early is found all the same, wherever that is.
+    for len in [0, 100, 200 * 512 * 2 - 1, 200 * 512 * 2 + 1] {
+        store.overwrite("w/0.0", vec![0; len]).await;
+        let part = [domain(&[10, 0], &[20, 512])];
+        let found = engine.restore_from(&bucket, &asked, &part).await;
+        let error = found.unwrap_err().to_string();
+        assert!(error.contains("w/0.0"), "{error}");
     }
 }
