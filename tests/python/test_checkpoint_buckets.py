@@ -56,7 +56,7 @@ def name_in(folder, double):
 
 
 # Orbax's ways to save, and the format that each needs of the workers.
-WAYS = {"pytree_zarr2": "zarr2"}
+WAYS = {"standard": "ocdbt", "manager": "ocdbt", "pytree": "ocdbt", "pytree_zarr2": "zarr2"}
 
 
 @pytest.mark.parametrize("way", WAYS)

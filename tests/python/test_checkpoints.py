@@ -5,9 +5,11 @@ restored by plain Orbax in a process that knows nothing of Waystation, and by ot
 """
 
 import json
+import shutil
+import subprocess
 
 import pytest
-from conftest import CLIENTS, X64, Checks, run_plainly
+from conftest import BINARY, CLIENTS, X64, Checks, run_plainly
 
 FIXTURES = [
     *(f"{prefix}{layout}" for prefix in ("", "chunked/", "raw/") for layout in ("zarr2", "zarr2_ocdbt", "zarr3", "zarr3_ocdbt")),
@@ -98,3 +100,24 @@ def test_what_two_workers_wrote_is_restored_on_others(saved, clusters, way, shap
     folder = saved(way, (2, 4), WAYS[way])
     environment = {"CHECKPOINTS": str(folder), **X64}
     Checks(*clusters(*shape).run_client([CLIENTS / "restoring.py"], env=environment)).judge(name_in(folder))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_written_in_the_wrong_format_is_found_and_mended(saved, clusters, tmp_path, way):
+    folder = tmp_path / "saved"
+    shutil.copytree(saved(way, (2, 4), {"zarr2": "ocdbt", "ocdbt": "zarr2"}[WAYS[way]]), folder)
+    name = name_in(folder)
+    plain = lambda: Checks(*run_plainly([CLIENTS / "plain.py"], {"SCRATCH": str(folder)}))
+    checkpoint = lambda *command: subprocess.run([BINARY, "checkpoint", *command], text=True, capture_output=True, check=False)
+    # Plain Orbax does not restore it; the workers restore their arrays all the same.
+    assert plain().by_name[name]["result"] == "failed"
+    arguments = [CLIENTS / "saving.py", "restored", name]
+    status, output = clusters(2, 4).run_client(arguments, env={"SCRATCH": str(folder), **X64})
+    assert status == 0 and "equal\n" in output, output[-3000:]
+    found = checkpoint("verify", folder / name, "--json")
+    assert found.returncode == 1 and '"mismatch"' in found.stdout, found.stdout + found.stderr
+    mended = checkpoint("convert", folder / name, "--in_place")
+    assert mended.returncode == 0, mended.stdout + mended.stderr
+    found = checkpoint("verify", folder / name)
+    assert found.returncode == 0, found.stdout + found.stderr
+    plain().judge(name)

@@ -1,6 +1,7 @@
 """Saves one tree by each of Orbax's ways that its users have: `saving.py WAY...`, under SCRATCH.
 
-SCRATCH/expected.json then says what there is to be found, as checkpoint_fixtures.py does.
+SCRATCH/expected.json then says what there is to be found, as checkpoint_fixtures.py does. `saving.py restored NAME` restores the
+arrays of one of those, with nothing but what a program that has such a tree knows of it, and says "equal".
 """
 
 import json
@@ -8,13 +9,15 @@ import os
 import pathlib
 import sys
 
+import jax
 import orbax.checkpoint as ocp
 import pathwaysutils
 from etils import epath
+from jax.sharding import NamedSharding
 
 pathwaysutils.initialize()
 sys.path.append(str(pathlib.Path(__file__).parents[1]))
-from checkpoint_fixtures import described, main_tree  # noqa: E402
+from checkpoint_fixtures import data_of, described, main_tree  # noqa: E402
 
 SCRATCH = epath.Path(os.environ["SCRATCH"])
 
@@ -44,7 +47,27 @@ WAYS = {
 }
 
 
+def restored(name):
+    tree = main_tree()
+    # All these are of types that the request to read can name. Three dots stand for what is not to be restored.
+    wanted = lambda leaf: isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding)
+    arguments = lambda leaf: (
+        ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype)
+        if wanted(leaf)
+        else ocp.RestoreArgs()
+    )
+    args = ocp.args.PyTreeRestore(
+        item=jax.tree.map(lambda leaf: leaf if wanted(leaf) else ..., tree), restore_args=jax.tree.map(arguments, tree)
+    )
+    found = ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(SCRATCH / name, args=args)
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(tree), strict=True)
+    compared = [data_of(mine)[0].tobytes() == data_of(leaf)[0].tobytes() for mine, leaf in pairs if mine is not ...]
+    print("equal" if len(compared) > 10 and all(compared) else compared)
+
+
 def main():
+    if sys.argv[1] == "restored":
+        return restored(sys.argv[2])
     tree = main_tree()
     expected = {}
     for way in sys.argv[1:]:
