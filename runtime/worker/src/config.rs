@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, net::TcpListener, path::PathBuf, time::Duration};
 
-use waystation_checkpoint::Layout;
+use waystation_checkpoint::{Layout, zarr::Codec};
 use waystation_pjrt::OptionValue;
 
 /// How to run one worker.
@@ -82,6 +82,8 @@ pub struct Limits {
     pub checkpoint_host_memory: usize,
     /// How saves lay arrays out; a request does not say.
     pub checkpoint_format: Layout,
+    /// How saves compress; `None`: as Orbax does.
+    pub checkpoint_codec: Option<Codec>,
     /// How long a shutdown waits for what is under way.
     pub grace: Duration,
 }
@@ -103,6 +105,7 @@ impl Default for Limits {
             unwanted_compile: Duration::from_secs(60),
             checkpoint_host_memory: 1 << 30,
             checkpoint_format: Layout::default(),
+            checkpoint_codec: None,
             grace: Duration::from_secs(5),
         }
     }

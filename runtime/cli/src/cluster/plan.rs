@@ -398,6 +398,7 @@ mod tests {
             checkpoints: CheckpointArgs {
                 checkpoint_host_memory: 11,
                 checkpoint_format: waystation_checkpoint::Layout::OcdbtZarr2,
+                checkpoint_compression: Some(waystation_checkpoint::zarr::Codec::Raw),
             },
             compile_in_child: InChild::No,
             host_buffer_memory: 7,

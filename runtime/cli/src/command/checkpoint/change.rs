@@ -4,12 +4,14 @@ use std::fmt::Write as _;
 
 use clap::ArgAction;
 use serde_json::{Value, json};
+use waystation_checkpoint::zarr::Codec;
 use waystation_checkpoint_tools::convert::{self, Compression, Options};
 use waystation_checkpoint_tools::tree::ItemEntry;
 use waystation_checkpoint_tools::{Checkpoint, Item, Layout, Progress};
 
 use super::{Bound, Casts, Shown, bar, failure, tame};
 use crate::argv::parse_bool;
+use crate::checkpoint_args;
 use crate::command::cache::size;
 use crate::error::Failure;
 use crate::size::parse_some_bytes;
@@ -68,15 +70,10 @@ pub(crate) struct CopyArgs {
 }
 
 fn parse_compression(text: &str) -> Result<Compression, String> {
-    if text == "none" {
-        return Ok(Compression::None);
-    }
-    match text.parse() {
-        Ok(level @ -7..=22) => Ok(Compression::Zstd(level)),
-        _ => Err(format!(
-            "{text:?} is neither none nor a level from -7 to 22"
-        )),
-    }
+    Ok(match checkpoint_args::parse_compression(text)? {
+        Codec::Raw => Compression::None,
+        Codec::Zstd { level } => Compression::Zstd(level),
+    })
 }
 
 /// The checkpoint, or the one step of it that is meant.

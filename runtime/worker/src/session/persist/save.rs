@@ -139,8 +139,9 @@ impl Session {
                 .map(|(_, shard)| (shard.buffer.element_type(), shard.buffer.dims()))
                 .collect();
             let (positions, shares) = (&item.positions, &item.shares);
-            let plan = Pieces::plan(item.file, positions, shares, &kinds, item.writes_metadata)
+            let mut plan = Pieces::plan(item.file, positions, shares, &kinds, item.writes_metadata)
                 .map_err(|status| status::with_context(status, user_context))?;
+            plan.array.codec = self.core.limits.checkpoint_codec;
             plans.push((plan, own));
         }
         let save = self.mint();
