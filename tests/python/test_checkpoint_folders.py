@@ -89,7 +89,7 @@ def test_workers_save_to_a_folder_only_if_they_share_it(cluster_of, tmp_path, sa
     environment = cluster_of(shared, shared if same else elsewhere)
     status, output = save(environment, shared)
     if same:
-        assert status == 0, output[-3000:]
+        assert "saved\n" in output, (status, output[-3000:])
         assert ".zarray" in arrays_in(shared) and not [name for name in arrays_in(shared) if "waystation" in name]
         return
     assert status != 0 and "FAILED_PRECONDITION" in output and "INTERNAL" not in output, output[-3000:]

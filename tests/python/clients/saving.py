@@ -77,6 +77,8 @@ def main():
         save(SCRATCH / way, mine)
         expected[f"{way}/{below}".rstrip("/")] = described(mine)
     (SCRATCH / "expected.json").write_text(json.dumps(expected))
+    # How the process ends afterwards is another matter: jaxlib sometimes does not survive the interpreter's own end.
+    print("saved", flush=True)
 
 
 if __name__ == "__main__":
