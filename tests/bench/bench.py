@@ -17,6 +17,9 @@ goes to stdout, everything to a JSON file.
   keys      the keys of programs, against what they save
   flights   one program asked for by many at once, from four workers
   cold      the CPU of a compile with the cache on, against it off
+  checkpoint         saves and restores of 1 GB, against Orbax on native JAX, zstd on all cores, and the disk
+  checkpoint_memory  what worker, proxy and Python grow by in one, and what each of two workers reads
+  objects            2,000 small arrays on a store with 30 ms of latency, against Orbax on native JAX
 """
 
 import argparse
@@ -34,11 +37,15 @@ import time
 
 import figures
 from cache import TINY, CacheParts
+from checkpoint import CheckpointParts
 from figures import Asked, number
 from sides import Sides
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PARTS = ("train", "dispatch", "latency", "transfer", "memory", "clients", "warm", "hits", "keys", "flights", "cold")
+PARTS = (
+    "train", "dispatch", "latency", "transfer", "memory", "clients", "warm", "hits", "keys", "flights", "cold",
+    "checkpoint", "checkpoint_memory", "objects",
+)  # fmt: skip
 MIB = 1 << 20
 # CPU of proxy and worker that an execution may cost beyond XLA's own.
 EXECUTE_CPU_US = 60
@@ -49,12 +56,13 @@ GROWTH_BYTES = 64 * MIB
 CLIENTS = 16
 
 
-class Bench(CacheParts):
-    def __init__(self, sides, pairs, quick, plugin):
+class Bench(CacheParts, CheckpointParts):
+    def __init__(self, sides, pairs, quick, plugin, checkpoint_bytes):
         self.sides = sides
         self.pairs = pairs
         self.quick = quick
         self.plugin_path = plugin
+        self.checkpoint_bytes = checkpoint_bytes
         self.figures = []
         self.cpu = []
         self.notes = []
@@ -353,6 +361,7 @@ def main():
     parser.add_argument("--quick", action="store_true", help="small and few: shows that the bench works, measures nothing")
     parser.add_argument("--transport", choices=("tcp", "unix"), default="tcp", help="of both servers; default tcp")
     parser.add_argument("--plugin", help="PJRT plugin to load in process; default: the worker's own")
+    parser.add_argument("--checkpoint-mb", type=int, default=1024, help="MiB of arrays that `checkpoint` saves; default 1024")
     parser.add_argument("--results", type=pathlib.Path, default=ROOT / "bench-results")
     args = parser.parse_args()
     binary = args.binary.resolve()
@@ -360,7 +369,7 @@ def main():
     for path, what in ((binary, "make build"), (null_server, "cargo build --release --bin null_server")):
         if not path.is_file():
             parser.error(f"no binary at {path}: run `{what}` first")
-    for name in ("load", "cache_bench"):
+    for name in ("load", "cache_bench", "checkpoint_bench", "gcs_double"):
         if not null_server.with_name(name).is_file():
             parser.error(f"no {name} beside {null_server}: run `cargo build --release --bin {name}` first")
     wanted = args.only.split(",")
@@ -371,7 +380,7 @@ def main():
     # Seconds are enough: nobody benches twice in one.
     taken = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     sides = Sides(binary, null_server, args.results / f"{taken}-logs", args.transport)
-    bench = Bench(sides, args.pairs or (1 if args.quick else 10), args.quick, args.plugin)
+    bench = Bench(sides, args.pairs or (1 if args.quick else 10), args.quick, args.plugin, args.checkpoint_mb * MIB)
     errors = {}
     try:
         for part in wanted:

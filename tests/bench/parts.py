@@ -349,7 +349,11 @@ def status():
     return leg
 
 
+import checkpointing  # noqa: E402 (which takes the clock from here)
+
 PARTS = {
+    "checkpoint": checkpointing.checkpoint,
+    "objects": checkpointing.objects,
     "program": program,
     "address": address,
     "status": status,

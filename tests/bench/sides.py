@@ -95,6 +95,11 @@ class Side:
                 found[role] = found.get(role, 0) + process.memory_info().rss
         return found
 
+    def client_resident(self):
+        """Resident bytes of the client."""
+        processes = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
+        return sum(process.memory_info().rss for process in processes if process.cmdline()[1:2] == [str(CLIENT)])
+
     def server_cpu(self):
         """CPU seconds so far of each server process of this side, by role."""
         seconds = {}
@@ -144,6 +149,7 @@ class Sides:
         self.binary = binary
         self.load = null_server.with_name("load")
         self.cache_bench = null_server.with_name("cache_bench")
+        self.checkpoint_bench = null_server.with_name("checkpoint_bench")
         self.transport = transport
         self.null_binary = null_server
         self._numbers = itertools.count()
@@ -153,9 +159,10 @@ class Sides:
     def _log(self, name):
         return self.logs / f"{name}.log"
 
-    def native(self, cache=None):
+    def native(self, cache=None, env=None):
         """JAX's own CPU backend; with its persistent compilation cache in a folder if one is given."""
-        return Side("native", [], environment(JAX_PLATFORMS="cpu", **jax_cache(cache)), self._log("native"))
+        variables = {**jax_cache(cache), **(env or {}), "JAX_PLATFORMS": "cpu"}
+        return Side("native", [], environment(**variables), self._log("native"))
 
     def plugin(self, path, cache=None):
         """JAX with the worker's plugin loaded into its own process, with one device as the worker has; `cache` as above."""
@@ -168,11 +175,12 @@ class Sides:
         )
         return Side("plugin", [], env, self._log("plugin"))
 
-    def waystation(self, *flags, devices=1, workers=1, transport=None):
-        """A client under `waystation run`: proxy, resource manager and workers."""
+    def waystation(self, *flags, devices=1, workers=1, transport=None, env=None):
+        """A client under `waystation run`: proxy, resource manager and workers; all of them have the variables."""
         command = [self.binary, "run", "--workers", workers, "--devices_per_worker", devices]
         command += ["--transport", transport or self.transport]
-        return Side("waystation", [str(word) for word in (*command, *flags, "--")], environment(), self._log("waystation"))
+        command = [str(word) for word in (*command, *flags, "--")]
+        return Side("waystation", command, environment(**(env or {})), self._log("waystation"))
 
     def null(self, devices=1, transport=None):
         """A client of the null server."""
