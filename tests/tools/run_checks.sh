@@ -55,7 +55,7 @@ check "lints" cargo clippy --workspace --all-targets --locked --quiet -- -D warn
 RUSTDOCFLAGS="-D warnings" check "documentation" cargo doc --workspace --no-deps --locked --quiet
 check "rust tests" cargo test --workspace --locked --no-fail-fast --quiet
 
-if check "release binaries" cargo build --release --locked --bin waystation --bin null_server --bin load --bin cache_bench --bin gcs_double && [ $venv = 0 ]; then
+if check "release binaries" cargo build --release --locked --bin waystation --bin null_server --bin load --bin cache_bench --bin checkpoint_bench --bin gcs_double && [ $venv = 0 ]; then
     check "end to end, $(.venv/bin/python -c 'import sys, jax; print("Python %d.%d, JAX %s" % (*sys.version_info[:2], jax.__version__))')" \
         .venv/bin/python -m pytest -q -p no:cacheprovider tests/python
     if [ $second = 0 ]; then
