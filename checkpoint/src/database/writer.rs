@@ -10,6 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use object_store::PutPayload;
+use tokio::sync::Notify;
 use waystation_ocdbt::{
     Builder, Built, Config, DataFile, Error as OcdbtError, Location, MANIFEST_NAME, Value,
 };
@@ -18,7 +19,8 @@ use super::{Database, failed};
 use crate::engine::{Engine, Root};
 use crate::{Error, Result};
 
-/// What is gathered of small values is written when a database has this much of it, or all have [`Gathered`]'s limit.
+/// What is gathered of small values is written when a database has this much of it. When all together have [`Gathered`]'s
+/// limit, those that come wait for what is being written.
 const GATHER_BYTES: usize = 16 << 20;
 /// A value from this part of that on is written alone.
 const ALONE: usize = 4;
@@ -42,6 +44,19 @@ impl Gathered {
             all: budget / 32,
         }
     }
+
+    /// Takes room for so many bytes, if there is any.
+    fn reserve(&self, bytes: usize) -> bool {
+        let taken = self.bytes.fetch_add(bytes, Relaxed) + bytes;
+        if taken > self.all {
+            self.release(bytes);
+        }
+        taken <= self.all
+    }
+
+    fn release(&self, bytes: usize) {
+        self.bytes.fetch_sub(bytes, Relaxed);
+    }
 }
 
 /// A database that is being written, in a folder of a checkpoint.
@@ -53,15 +68,37 @@ pub(crate) struct Writer {
     folder: String,
     config: Config,
     state: Mutex<State>,
+    /// Told whenever gathered values have been written, or could not be.
+    written: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
     entries: Vec<(Bytes, Value)>,
     gathering: Option<Gathering>,
+    /// Files of gathered values on their way.
+    being_written: usize,
     /// Writes that have begun and not ended well. Until all have, no manifest may refer to what they write.
     unwritten: usize,
     finished: bool,
+}
+
+impl State {
+    /// What has been gathered is to be written now. Counted from here on, so that no manifest is written before it.
+    fn begin(&mut self) {
+        self.unwritten += 1;
+        self.being_written += 1;
+    }
+}
+
+/// What came of a value.
+enum Step {
+    /// It waits for others.
+    Kept,
+    /// With it, there is enough to be written.
+    Full(Gathering),
+    /// There is no room yet.
+    Wait,
 }
 
 /// A data file that is not written yet.
@@ -81,6 +118,7 @@ impl Writer {
             folder,
             config: Config::orbax(uuid),
             state: Mutex::default(),
+            written: Notify::new(),
         })
     }
 
@@ -101,31 +139,57 @@ impl Writer {
             self.lock().entries.push((key, value));
             return Ok(size as u64);
         }
-        let small = compact(&value);
+        self.gather(key, compact(&value)).await?;
+        Ok(size as u64)
+    }
+
+    /// Adds a small value to those that are written together.
+    async fn gather(&self, key: Bytes, value: Bytes) -> Result<()> {
         // Not asked for with the lock in hand.
         let fresh = Arc::new(DataFile::random(random(&self.root)?));
-        let full = {
-            let mut state = self.lock();
-            let mut gathering = state.gathering.take().unwrap_or_else(|| Gathering {
-                file: fresh,
-                parts: Vec::new(),
-                bytes: 0,
-            });
-            let value_at = self.location(&gathering.file, gathering.bytes, size)?;
-            gathering.parts.push(small);
-            gathering.bytes += size;
-            state.entries.push((key, value_at));
-            let all = limits.bytes.fetch_add(size, Relaxed) + size;
-            if gathering.bytes < limits.one && all <= limits.all {
-                state.gathering = Some(gathering);
-                return Ok(size as u64);
+        loop {
+            // Before the look, so that no file that is written meanwhile goes unnoticed.
+            let written = self.written.notified();
+            match self.try_gather(&key, &value, &fresh)? {
+                Step::Kept => return Ok(()),
+                Step::Full(full) => return self.write_gathered(full).await,
+                Step::Wait => written.await,
             }
-            // Counted from here on, so that no manifest is written before it.
-            state.unwritten += 1;
-            gathering
-        };
-        self.write_gathered(full).await?;
-        Ok(size as u64)
+        }
+    }
+
+    fn try_gather(&self, key: &Bytes, value: &Bytes, fresh: &Arc<DataFile>) -> Result<Step> {
+        let limits = self.engine.gathered();
+        let mut state = self.lock();
+        let is_room = limits.reserve(value.len());
+        if !is_room && state.being_written > 0 {
+            // What is on its way makes room.
+            return Ok(Step::Wait);
+        }
+        if !is_room {
+            // Other databases have it all, and may be waiting for us: this one gives up its own.
+            limits.bytes.fetch_add(value.len(), Relaxed);
+        }
+        let gathering = state.gathering.get_or_insert_with(|| Gathering {
+            file: Arc::clone(fresh),
+            parts: Vec::new(),
+            bytes: 0,
+        });
+        let place = self.location(&gathering.file, gathering.bytes, value.len())?;
+        gathering.parts.push(value.clone());
+        gathering.bytes += value.len();
+        let is_full = !is_room || gathering.bytes >= limits.one;
+        state.entries.push((key.clone(), place));
+        Ok(match state.gathering.take() {
+            Some(full) if is_full => {
+                state.begin();
+                Step::Full(full)
+            }
+            gathering => {
+                state.gathering = gathering;
+                Step::Kept
+            }
+        })
     }
 
     /// Adds a value that is in the checkpoint already: in a tree, or in a data file by its path from the database's folder.
@@ -133,14 +197,13 @@ impl Writer {
         self.lock().entries.push((key, value));
     }
 
-    /// Writes what has been gathered, which is counted as unwritten already.
+    /// Writes what has been gathered, which has been begun already.
     async fn write_gathered(&self, full: Gathering) -> Result<()> {
-        let written = {
-            let _counted = Uncount(&self.engine, full.bytes);
+        {
+            let _being_written = BeingWritten(self, full.bytes);
             let payload = full.parts.into_iter().collect();
-            self.put_file(&full.file, payload).await
-        };
-        written?;
+            self.put_file(&full.file, payload).await?;
+        }
         self.lock().unwritten -= 1;
         Ok(())
     }
@@ -178,7 +241,9 @@ impl Writer {
                 return Err(bad("it is finished already".to_owned()));
             }
             let left = state.gathering.take();
-            state.unwritten += usize::from(left.is_some());
+            if left.is_some() {
+                state.begin();
+            }
             (left, std::mem::take(&mut state.entries))
         };
         if let Some(left) = left {
@@ -236,17 +301,19 @@ impl Drop for Writer {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(left) = state.gathering.take() {
-            drop(Uncount(&self.engine, left.bytes));
+            self.engine.gathered().release(left.bytes);
         }
     }
 }
 
-/// Gathered bytes that are let go of, whatever becomes of them.
-struct Uncount<'a>(&'a Engine, usize);
+/// Gathered bytes on their way, which are let go of whatever becomes of them.
+struct BeingWritten<'a>(&'a Writer, usize);
 
-impl Drop for Uncount<'_> {
+impl Drop for BeingWritten<'_> {
     fn drop(&mut self) {
-        self.0.gathered().bytes.fetch_sub(self.1, Relaxed);
+        self.0.engine.gathered().release(self.1);
+        self.0.lock().being_written -= 1;
+        self.0.written.notify_waiters();
     }
 }
 

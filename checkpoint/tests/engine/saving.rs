@@ -1,11 +1,15 @@
 //! Saves into OCDBT databases: what is written, how often, and what is there when it fails.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
+use object_store::throttle::{ThrottleConfig, ThrottledStore};
 use waystation_checkpoint::{
     Checkpoint, Config, Engine, Error, Home, IndexDomain, Layout, SaveArray, Saving, Sharding,
     zarr::Codec, zarr::DType,
 };
+use waystation_lifecycle::bucket::{Bucket, Location};
 use waystation_proto::tensorflow::error::Code;
 use waystation_proto::xla::{OpSharding, PrimitiveType};
 
@@ -166,6 +170,31 @@ async fn values_leave_before_the_end_when_there_are_enough_or_one_is_large() {
         save(&saving, "here", &format!("w.{number}")).await;
     }
     assert!(store.take().puts.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_store_does_not_make_small_files_of_what_is_gathered() {
+    let store = Counting::new();
+    let slow = ThrottledStore::new(
+        store.clone(),
+        ThrottleConfig {
+            wait_put_per_call: Duration::from_millis(30),
+            ..ThrottleConfig::default()
+        },
+    );
+    let bucket = Bucket::from_store(Location::Memory, Arc::new(slow));
+    let engine = engine("w0", 1 << 20);
+    let saving = engine.saving_in(&bucket, "here");
+    let names: Vec<String> = (0..200).map(|number| format!("w.{number}")).collect();
+    futures::future::join_all(names.iter().map(|name| save(&saving, "here", name))).await;
+    saving.finish().await.unwrap();
+    // 600 chunks of 1,600 bytes, of which 11 make a file.
+    let puts = store.take().puts.len();
+    assert!((50..80).contains(&puts), "{puts}");
+    let checkpoint = open(&engine, &store).await;
+    for name in &names {
+        check(&checkpoint, name, Home::Children).await;
+    }
 }
 
 #[tokio::test]
