@@ -144,7 +144,7 @@ fn meant(source: &Checkpoint) -> impl Iterator<Item = (String, &ItemEntry)> {
 
 /// What is to become of an item's arrays.
 fn plans(item: &Item, options: &Options, memory: &Memory) -> Result<(Layout, Vec<SharedPlan>)> {
-    check_readable(item)?;
+    item.check_readable()?;
     let layout = options.layout.or_else(|| own_layout(item));
     let layout = layout.ok_or_else(|| no_arrays(item))?;
     let arrays = item.arrays.values().filter_map(|layouts| layouts.first());
@@ -345,18 +345,6 @@ fn no_arrays(item: &Item) -> Error {
     Error::Unfit {
         location: item.place.location().to_owned(),
         reason: "there are no arrays".to_owned(),
-    }
-}
-
-/// Nothing is made of what cannot be read whole.
-fn check_readable(item: &Item) -> Result<()> {
-    match item.faults.first() {
-        None => Ok(()),
-        Some(fault) => Err(Error::Malformed {
-            object: fault.object.clone(),
-            location: item.place.location().to_owned(),
-            reason: fault.reason.clone(),
-        }),
     }
 }
 

@@ -80,6 +80,10 @@ pub async fn diff(
 ) -> Result<Report> {
     let is_meant =
         |name: &str| patterns.is_empty() || patterns.iter().any(|pattern| pattern.matches(name));
+    if patterns.is_empty() {
+        first.check_readable()?;
+        second.check_readable()?;
+    }
     let mut report = Report::default();
     let names: BTreeSet<&String> = first.arrays.keys().chain(second.arrays.keys()).collect();
     for name in names.into_iter().filter(|name| is_meant(name)) {

@@ -103,6 +103,10 @@ pub async fn export(
     let is_meant = |name: &str| {
         options.only.is_empty() || options.only.iter().any(|pattern| pattern.matches(name))
     };
+    // What is asked for by name can be had from what is left of a checkpoint.
+    if options.only.is_empty() {
+        item.check_readable()?;
+    }
     let mut sources = Vec::new();
     let meant = item.arrays.values().filter_map(|layouts| layouts.first());
     for array in meant.filter(|array| is_meant(&array.name)) {

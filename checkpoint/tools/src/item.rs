@@ -6,6 +6,7 @@ use std::sync::Arc;
 use futures::{StreamExt as _, TryStreamExt as _};
 use serde_json::Value;
 use waystation_checkpoint::Layout;
+use waystation_checkpoint::persistence::check_name;
 use waystation_checkpoint::zarr::{self, ChunkIndex, Format, Grid, MAX_METADATA_BYTES, Metadata};
 
 use crate::info::{self, ARRAY_METADATAS, ArrayMetadata, ArrayMetadatas, TreeMetadata, or_fault};
@@ -189,6 +190,21 @@ impl Item {
         Some(Layout::new(format, is_ocdbt))
     }
 
+    /// That there is nothing that cannot be read: of what is not whole, nothing whole can be made.
+    ///
+    /// # Errors
+    /// The first of [`Item::faults`].
+    pub fn check_readable(&self) -> Result<()> {
+        match self.faults.first() {
+            None => Ok(()),
+            Some(fault) => Err(Error::Malformed {
+                object: fault.object.clone(),
+                location: self.place.location().to_owned(),
+                reason: fault.reason.clone(),
+            }),
+        }
+    }
+
     pub(crate) fn objects(&self, is_ocdbt: bool) -> &Shared {
         if is_ocdbt { &self.keys } else { &self.files }
     }
@@ -197,7 +213,18 @@ impl Item {
         let mut found = Vec::new();
         for is_ocdbt in [false, true] {
             let objects = Arc::clone(self.objects(is_ocdbt));
-            let names = names(&objects);
+            let mut names = names(&objects);
+            // Of a hostile database: a name that leads elsewhere is no array's.
+            names.retain(|name| match check_name(name) {
+                Ok(()) => true,
+                Err(reason) => {
+                    self.faults.push(Fault {
+                        object: name.clone(),
+                        reason: format!("no name of an array: it {reason}"),
+                    });
+                    false
+                }
+            });
             let mut sums: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
             for (key, entry) in objects.iter() {
                 match owner(&names, key) {

@@ -11,7 +11,7 @@ use waystation_checkpoint::zarr::Format;
 use waystation_ocdbt::Config;
 
 use super::plan::{Plan, prevailing};
-use super::{Options, Report, check_readable, no_arrays, write};
+use super::{Options, Report, no_arrays, write};
 use crate::info::METADATA;
 use crate::item::{DatabaseKind, Item, index_of, is_metadata, join, owner};
 use crate::memory::Memory;
@@ -55,7 +55,7 @@ pub async fn in_place(
                 .to_owned(),
         ));
     }
-    check_readable(item)?;
+    item.check_readable()?;
     let Some(tree) = &item.tree else {
         return Err(Error::Unfit {
             location: item.place.location().to_owned(),
