@@ -26,6 +26,49 @@ const ENDED: usize = 4096;
 /// How many pieces may be asked for, of launches that are not open here yet.
 const EARLY: usize = 1 << 18;
 
+/// Where bytes go that are about to come.
+pub(crate) enum Landing {
+    /// Nobody wants them.
+    Nowhere,
+    /// They are to be handed over by [`Engine::receive`].
+    Buffer,
+    /// Where they belong.
+    Memory(Place),
+}
+
+/// A place in a result that bytes are read into.
+pub(crate) struct Place {
+    state: Arc<State>,
+    key: Key,
+    slot: Arc<exchange::Slot>,
+    output: usize,
+    start: usize,
+    len: usize,
+}
+
+impl Place {
+    /// Lends the memory from byte `from` of those that come; `None` if the launch has failed meanwhile.
+    pub(crate) fn lend<T>(&self, from: usize, each: impl FnOnce(&mut [u8]) -> T) -> Option<T> {
+        let place = self.start + from.min(self.len)..self.start + self.len;
+        self.slot.exchange.lend(self.output, place, each)
+    }
+
+    /// All bytes have come.
+    pub(crate) fn done(self) {
+        landed(&self.state, &self.key, &self.slot);
+    }
+}
+
+/// A chunk that was noted is where it belongs.
+fn landed(state: &State, key: &Key, slot: &exchange::Slot) {
+    if slot.landed() {
+        state.remove_slot(key);
+        if matches!(slot.usage, exchange::Use::Place { .. }) {
+            slot.exchange.arrived();
+        }
+    }
+}
+
 /// The collectives of one process. Clones share it.
 #[derive(Clone)]
 pub struct Engine(Arc<Shared>);
@@ -150,7 +193,13 @@ impl Engine {
     /// Takes a message from another process. Work on the data is done here, on the calling thread; nothing blocks.
     pub fn receive(&self, from: Process, message: Message) {
         match message {
-            Message::Fail(number, failure) => self.end(number, failure, false),
+            Message::Fail(number, failure) => {
+                let open = lock(&self.0.table).open.get(&number).cloned();
+                // Who has no part in a launch has no say in it either.
+                if open.is_none_or(|state| state.placement.contains(&from)) {
+                    self.end(number, failure, false);
+                }
+            }
             Message::Ready(key) => self.ready(from, key),
             Message::Data(transfer) => {
                 let state = lock(&self.0.table).open.get(&transfer.key.launch).cloned();
@@ -165,6 +214,33 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// Says where bytes that are about to come can be written to. They are `len`, at `offset` of a piece.
+    pub(crate) fn expect(&self, from: Process, key: Key, offset: u64, len: usize) -> Landing {
+        let state = lock(&self.0.table).open.get(&key.launch).cloned();
+        let Some(state) = state else {
+            return Landing::Nowhere;
+        };
+        let (Some(slot), Ok(offset)) = (state.slot(&key), usize::try_from(offset)) else {
+            return Landing::Buffer;
+        };
+        let exchange::Use::Place { output, view } = slot.usage else {
+            return Landing::Buffer;
+        };
+        // What is wrong is found with the bytes.
+        if !view.is_whole() || state.process_of(key.source) != Some(from) || !slot.note(offset, len)
+        {
+            return Landing::Buffer;
+        }
+        Landing::Memory(Place {
+            state,
+            key,
+            slot,
+            output,
+            start: view.start + offset,
+            len,
+        })
     }
 
     fn ready(&self, from: Process, key: Key) {
@@ -278,12 +354,7 @@ impl Engine {
                     self.reduce(state, &key, &slot.exchange, reducer, *member, offset, chunk);
                 }
             }
-            if slot.landed() {
-                state.remove_slot(&key);
-                if matches!(slot.usage, exchange::Use::Place { .. }) {
-                    slot.exchange.arrived();
-                }
-            }
+            landed(state, &key, &slot);
             offset += len;
         }
     }

@@ -1,6 +1,7 @@
 //! What processes say to each other, and the way there.
 
 mod frame;
+mod read;
 mod tcp;
 #[cfg(test)]
 mod tests;

@@ -4,8 +4,9 @@ use super::reduce::Fold;
 use super::step::{Reduce, View};
 use crate::call::{Failure, Outputs};
 use crate::transport::CHUNK;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::AcqRel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -50,6 +51,18 @@ impl Exchange {
                 into.copy_from_slice(from);
             }
         });
+    }
+
+    /// Lends a place in a result, if the call waits for it yet.
+    pub(super) fn lend<T>(
+        &self,
+        output: usize,
+        place: Range<usize>,
+        each: impl FnOnce(&mut [u8]) -> T,
+    ) -> Option<T> {
+        let mut waiting = lock(&self.0);
+        let memory = waiting.as_mut()?.outputs.get(output);
+        memory.get_mut(place).map(each)
     }
 
     /// One piece fewer to wait for; tells the outcome if it was the last.
@@ -149,10 +162,16 @@ pub(super) struct Reducer {
 #[derive(Default)]
 struct Chunk {
     /// The members before `next`, reduced.
-    sum: Option<Vec<u8>>,
+    sum: Option<Sum>,
     next: usize,
     /// Members that came before their turn.
     early: BTreeMap<usize, Bytes>,
+}
+
+/// Members' bytes, reduced. The first one's are not copied before they have to be.
+enum Sum {
+    One(Bytes),
+    More(BytesMut),
 }
 
 /// A chunk of the result.
@@ -182,17 +201,49 @@ impl Reducer {
         chunk.early.insert(member, bytes);
         while let Some(bytes) = chunk.early.remove(&chunk.next) {
             chunk.next += 1;
-            match &mut chunk.sum {
-                // The first member's bytes become the sum in place if they are nobody else's.
-                sum @ None => *sum = Some(bytes.into()),
-                Some(sum) => (self.fold)(sum, &bytes),
-            }
+            chunk.sum = Some(match chunk.sum.take() {
+                None => Sum::One(bytes),
+                Some(sum) => Sum::More(self.both(sum, bytes)),
+            });
         }
         if chunk.next < members {
             return None;
         }
-        let bytes = Bytes::from(chunk.sum.take()?);
+        let bytes = match chunk.sum.take()? {
+            Sum::One(bytes) => bytes,
+            Sum::More(bytes) => bytes.freeze(),
+        };
         Some(Reduced { offset, bytes })
+    }
+
+    /// The sum with one more member, in memory of either that is nobody else's.
+    fn both(&self, sum: Sum, bytes: Bytes) -> BytesMut {
+        let first = match sum {
+            Sum::More(mut sum) => {
+                (self.fold.forward)(&mut sum, &bytes);
+                return sum;
+            }
+            Sum::One(first) => first,
+        };
+        match (first.try_into_mut(), bytes.try_into_mut()) {
+            (Ok(mut first), Ok(bytes)) => {
+                (self.fold.forward)(&mut first, &bytes);
+                first
+            }
+            (Ok(mut first), Err(bytes)) => {
+                (self.fold.forward)(&mut first, &bytes);
+                first
+            }
+            (Err(first), Ok(mut bytes)) => {
+                (self.fold.backward)(&mut bytes, &first);
+                bytes
+            }
+            (Err(first), Err(bytes)) => {
+                let mut sum = BytesMut::from(&first[..]);
+                (self.fold.forward)(&mut sum, &bytes);
+                sum
+            }
+        }
     }
 
     /// A chunk of the result is where it belongs. Whether all are.

@@ -22,8 +22,14 @@ mod element {
     pub(super) const C128: i32 = 18;
 }
 
-/// How to reduce: folds the second into the first, element by element.
-pub(super) type Fold = fn(&mut [u8], &[u8]);
+/// How to reduce, element by element.
+#[derive(Clone, Copy)]
+pub(super) struct Fold {
+    /// The first with the second, into the first.
+    pub(super) forward: fn(&mut [u8], &[u8]),
+    /// The second with the first, into the first.
+    pub(super) backward: fn(&mut [u8], &[u8]),
+}
 
 /// Bytes of an element that can be reduced.
 pub(super) fn width(element: i32) -> Option<usize> {
@@ -72,24 +78,42 @@ trait Element: Copy {
     fn fold(reduction: Reduction) -> Option<Fold>;
 }
 
-/// Applies an operation to elements of `N` bytes.
-fn each<const N: usize>(into: &mut [u8], from: &[u8], op: impl Fn([u8; N], [u8; N]) -> [u8; N]) {
+/// Applies an operation to elements of `N` bytes; `BACK`: with the second's first.
+fn each<const N: usize, const BACK: bool>(
+    into: &mut [u8],
+    from: &[u8],
+    op: impl Fn([u8; N], [u8; N]) -> [u8; N],
+) {
     let (into, _) = into.as_chunks_mut::<N>();
     let (from, _) = from.as_chunks::<N>();
     for (into, from) in into.iter_mut().zip(from) {
-        *into = op(*into, *from);
+        *into = if BACK {
+            op(*from, *into)
+        } else {
+            op(*into, *from)
+        };
     }
 }
 
-macro_rules! fold_of {
-    ($ty:ty, $size:literal, $op:expr) => {
-        |into, from| {
-            each::<$size>(into, from, |a, b| {
-                let op: fn($ty, $ty) -> $ty = $op;
-                op(<$ty>::from_le_bytes(a), <$ty>::from_le_bytes(b)).to_le_bytes()
-            })
+/// Both directions of a function that has the direction as its parameter.
+macro_rules! both {
+    ($apply:ident, $op:expr) => {
+        Fold {
+            forward: |into, from| $apply::<false>(into, from, $op),
+            backward: |into, from| $apply::<true>(into, from, $op),
         }
     };
+}
+
+macro_rules! fold_of {
+    ($ty:ty, $size:literal, $op:expr) => {{
+        fn apply<const BACK: bool>(into: &mut [u8], from: &[u8], op: impl Fn($ty, $ty) -> $ty) {
+            each::<$size, BACK>(into, from, |a, b| {
+                op(<$ty>::from_le_bytes(a), <$ty>::from_le_bytes(b)).to_le_bytes()
+            });
+        }
+        both!(apply, $op)
+    }};
 }
 
 macro_rules! integers {
@@ -149,8 +173,8 @@ trait Narrow {
     fn narrow(value: f32) -> u16;
 }
 
-fn narrow<T: Narrow>(into: &mut [u8], from: &[u8], op: fn(f32, f32) -> f32) {
-    each::<2>(into, from, |a, b| {
+fn narrow<T: Narrow, const BACK: bool>(into: &mut [u8], from: &[u8], op: impl Fn(f32, f32) -> f32) {
+    each::<2, BACK>(into, from, |a, b| {
         let (a, b) = (u16::from_le_bytes(a), u16::from_le_bytes(b));
         T::narrow(op(T::widen(a), T::widen(b))).to_le_bytes()
     });
@@ -160,15 +184,14 @@ macro_rules! narrow_floats {
     ($($ty:ident;)*) => {
         $(impl Element for $ty {
             fn fold(reduction: Reduction) -> Option<Fold> {
+                fn apply<const BACK: bool>(into: &mut [u8], from: &[u8], op: impl Fn(f32, f32) -> f32) {
+                    narrow::<$ty, BACK>(into, from, op);
+                }
                 Some(match reduction {
-                    Add => |into, from| narrow::<$ty>(into, from, |a, b| a + b),
-                    Multiply => |into, from| narrow::<$ty>(into, from, |a, b| a * b),
-                    Minimum => |into, from| {
-                        narrow::<$ty>(into, from, |a, b| if a.is_nan() || a < b { a } else { b });
-                    },
-                    Maximum => |into, from| {
-                        narrow::<$ty>(into, from, |a, b| if a.is_nan() || a > b { a } else { b });
-                    },
+                    Add => both!(apply, |a, b| a + b),
+                    Multiply => both!(apply, |a, b| a * b),
+                    Minimum => both!(apply, |a, b| if a.is_nan() || a < b { a } else { b }),
+                    Maximum => both!(apply, |a, b| if a.is_nan() || a > b { a } else { b }),
                     And | Or | Xor => return None,
                 })
             }
@@ -259,8 +282,12 @@ macro_rules! complex {
                     imaginary.copy_from_slice(&whole[$size..]);
                     (<$ty>::from_le_bytes(real), <$ty>::from_le_bytes(imaginary))
                 }
-                fn apply(into: &mut [u8], from: &[u8], op: fn(($ty, $ty), ($ty, $ty)) -> ($ty, $ty)) {
-                    each::<$whole>(into, from, |a, b| {
+                fn apply<const BACK: bool>(
+                    into: &mut [u8],
+                    from: &[u8],
+                    op: impl Fn(($ty, $ty), ($ty, $ty)) -> ($ty, $ty),
+                ) {
+                    each::<$whole, BACK>(into, from, |a, b| {
                         let (real, imaginary) = op(both(a), both(b));
                         let mut whole = [0; $whole];
                         whole[..$size].copy_from_slice(&real.to_le_bytes());
@@ -269,12 +296,10 @@ macro_rules! complex {
                     });
                 }
                 Some(match reduction {
-                    Add => |into, from| apply(into, from, |a, b| (a.0 + b.0, a.1 + b.1)),
-                    Multiply => |into, from| {
-                        apply(into, from, |a, b| {
-                            (a.0 * b.0 - a.1 * b.1, a.0 * b.1 + a.1 * b.0)
-                        });
-                    },
+                    Add => both!(apply, |a, b| (a.0 + b.0, a.1 + b.1)),
+                    Multiply => both!(apply, |a, b| {
+                        (a.0 * b.0 - a.1 * b.1, a.0 * b.1 + a.1 * b.0)
+                    }),
                     Minimum | Maximum | And | Or | Xor => return None,
                 })
             }
@@ -289,13 +314,13 @@ complex! {
 
 /// Booleans are bytes, of which any but zero is true.
 fn boolean(reduction: Reduction) -> Option<Fold> {
-    fn apply(into: &mut [u8], from: &[u8], op: fn(bool, bool) -> bool) {
-        each::<1>(into, from, |[a], [b]| [u8::from(op(a != 0, b != 0))]);
+    fn apply<const BACK: bool>(into: &mut [u8], from: &[u8], op: impl Fn(bool, bool) -> bool) {
+        each::<1, BACK>(into, from, |[a], [b]| [u8::from(op(a != 0, b != 0))]);
     }
     Some(match reduction {
-        Add | Maximum | Or => |into, from| apply(into, from, |a, b| a | b),
-        Multiply | Minimum | And => |into, from| apply(into, from, |a, b| a & b),
-        Xor => |into, from| apply(into, from, |a, b| a ^ b),
+        Add | Maximum | Or => both!(apply, |a, b| a | b),
+        Multiply | Minimum | And => both!(apply, |a, b| a & b),
+        Xor => both!(apply, |a, b| a ^ b),
     })
 }
 
@@ -304,8 +329,11 @@ mod tests {
     use super::*;
 
     fn reduced(reduction: Reduction, element: i32, a: &[u8], b: &[u8]) -> Vec<u8> {
-        let mut into = a.to_vec();
-        fold(reduction, element).expect("it reduces")(&mut into, b);
+        let fold = fold(reduction, element).expect("it reduces");
+        let (mut into, mut back) = (a.to_vec(), b.to_vec());
+        (fold.forward)(&mut into, b);
+        (fold.backward)(&mut back, a);
+        assert_eq!(into, back);
         into
     }
 

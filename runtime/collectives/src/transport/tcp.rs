@@ -9,11 +9,12 @@
 //!
 //! A connection that breaks loses the process ([`Engine::lost`]), and one made anew finds it again.
 
-use super::frame::{HEAD, Head, text};
+use super::frame::{Head, text};
+use super::read::read;
 use super::{CHUNK, Message, Process, Transfer, Transport};
 use crate::call::{Code, Failure};
 use crate::engine::Engine;
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, Bytes};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -289,7 +290,7 @@ impl Tcp {
         self.spawn(async move {
             let (reader, writer) = stream.into_split();
             let error = tokio::select! {
-                error = read(reader, process, &engine) => error,
+                error = read(&reader, process, &engine) => error,
                 error = write(writer, &peer, first) => error,
             };
             let replaced = weak.upgrade().is_some_and(|shared| {
@@ -363,57 +364,6 @@ async fn greeted(stream: &mut TcpStream, me: Process, secret: &Secret) -> io::Re
         )));
     }
     Ok(Process(number(12)))
-}
-
-/// Hands what comes to the engine, until the connection breaks.
-async fn read(
-    mut stream: impl tokio::io::AsyncRead + Unpin,
-    from: Process,
-    engine: &Engine,
-) -> io::Error {
-    let mut head = [0; HEAD];
-    loop {
-        if let Err(error) = stream.read_exact(&mut head).await {
-            return error;
-        }
-        let Some(head) = Head::read(&head) else {
-            return io::Error::new(io::ErrorKind::InvalidData, "it sent what is no message");
-        };
-        let message = match head {
-            Head::Ready(key) => Message::Ready(key),
-            Head::Data(key, offset, length) => match body(&mut stream, length).await {
-                Ok(bytes) => Message::Data(Transfer {
-                    key,
-                    offset,
-                    bytes,
-                    failed: Arc::default(),
-                }),
-                Err(error) => return error,
-            },
-            Head::Fail(launch, code, length) => match body(&mut stream, length).await {
-                Ok(text) => {
-                    let failure = Failure::new(code, String::from_utf8_lossy(&text));
-                    Message::Fail(launch, failure)
-                }
-                Err(error) => return error,
-            },
-        };
-        engine.receive(from, message);
-    }
-}
-
-async fn body(
-    stream: &mut (impl tokio::io::AsyncRead + Unpin),
-    length: usize,
-) -> io::Result<Bytes> {
-    let mut bytes = BytesMut::with_capacity(length);
-    while bytes.len() < length {
-        let rest = length - bytes.len();
-        if stream.take(rest as u64).read_buf(&mut bytes).await? == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-    }
-    Ok(bytes.freeze())
 }
 
 /// Sends `first` and what is queued, until the connection breaks or is ended.

@@ -106,6 +106,17 @@ fn a_lost_process_fails_what_needs_it() {
 }
 
 #[test]
+fn who_has_no_part_in_a_launch_has_no_say() {
+    let world = World::new(3, 9);
+    let launches = world.open(1, &[0, 1]);
+    let failure = Failure::new(Code::Cancelled, "enough");
+    world.engines[0].receive(Process(2), Message::Fail(1, failure.clone()));
+    assert_eq!(launch(&launches, 0).failure(), None);
+    world.engines[0].receive(Process(1), Message::Fail(1, failure.clone()));
+    assert_eq!(launch(&launches, 0).failure(), Some(failure));
+}
+
+#[test]
 fn a_launch_that_is_dropped_under_way_is_given_up_everywhere() {
     let mut world = World::new(2, 3);
     let mut launches = world.open(1, &[0, 1]);

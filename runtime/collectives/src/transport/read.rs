@@ -1,0 +1,121 @@
+//! What comes over a connection.
+//!
+//! Bytes of results are read to where they belong, and others into a buffer. With them the head of the next frame is read,
+//! so that a frame costs one call of the system if it is there already.
+
+use super::frame::{HEAD, Head};
+use super::{Message, Process, Transfer};
+use crate::call::Failure;
+use crate::engine::{Engine, Landing};
+use std::io::{self, IoSliceMut};
+use std::sync::Arc;
+use tokio::net::tcp::OwnedReadHalf;
+
+/// The stream, and what was read of the next head.
+struct Source<'a> {
+    stream: &'a OwnedReadHalf,
+    head: [u8; HEAD],
+    have: usize,
+}
+
+/// Hands what comes to the engine, until the connection breaks.
+pub(super) async fn read(stream: &OwnedReadHalf, from: Process, engine: &Engine) -> io::Error {
+    let mut source = Source {
+        stream,
+        head: [0; HEAD],
+        have: 0,
+    };
+    loop {
+        if let Err(error) = source.frame(from, engine).await {
+            return error;
+        }
+    }
+}
+
+impl Source<'_> {
+    async fn frame(&mut self, from: Process, engine: &Engine) -> io::Result<()> {
+        while self.have < HEAD {
+            self.some(|_| None).await?;
+        }
+        self.have = 0;
+        let head = Head::read(&self.head).ok_or_else(|| {
+            io::Error::new(io::ErrorKind::InvalidData, "it sent what is no message")
+        })?;
+        match head {
+            Head::Ready(key) => engine.receive(from, Message::Ready(key)),
+            Head::Fail(launch, code, length) => {
+                let text = self.buffer(length).await?;
+                let failure = Failure::new(code, String::from_utf8_lossy(&text));
+                engine.receive(from, Message::Fail(launch, failure));
+            }
+            Head::Data(key, offset, length) => match engine.expect(from, key, offset, length) {
+                Landing::Memory(place) => {
+                    let mut at = 0;
+                    while at < length {
+                        let mut scratch = None;
+                        at += self
+                            .some(|read| {
+                                let lent = place.lend(at, |memory| read(memory));
+                                // The launch has failed; the bytes come all the same.
+                                Some(lent.unwrap_or_else(|| {
+                                    read(scratch.get_or_insert_with(|| vec![0; length - at]))
+                                }))
+                            })
+                            .await?;
+                    }
+                    place.done();
+                }
+                Landing::Nowhere => drop(self.buffer(length).await?),
+                Landing::Buffer => {
+                    let bytes = self.buffer(length).await?.into();
+                    let transfer = Transfer {
+                        key,
+                        offset,
+                        bytes,
+                        failed: Arc::default(),
+                    };
+                    engine.receive(from, Message::Data(transfer));
+                }
+            },
+        }
+        Ok(())
+    }
+
+    async fn buffer(&mut self, length: usize) -> io::Result<Vec<u8>> {
+        let mut buffer = vec![0; length];
+        let mut at = 0;
+        while at < length {
+            at += self.some(|read| Some(read(&mut buffer[at..]))).await?;
+        }
+        Ok(buffer)
+    }
+
+    /// Reads into the memory that `lend` hands to the function it is given, and beyond its end into the next head; into the head
+    /// alone if it hands none. Gives how many bytes of the memory were read.
+    async fn some(
+        &mut self,
+        mut lend: impl FnMut(
+            &mut dyn FnMut(&mut [u8]) -> io::Result<usize>,
+        ) -> Option<io::Result<usize>>,
+    ) -> io::Result<usize> {
+        loop {
+            self.stream.readable().await?;
+            let (stream, head, have) = (self.stream, &mut self.head, &mut self.have);
+            let mut read = |memory: &mut [u8]| {
+                let len = memory.len();
+                let mut both = [IoSliceMut::new(memory), IoSliceMut::new(&mut head[*have..])];
+                let count = stream.try_read_vectored(&mut both)?;
+                if count == 0 {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                *have += count.saturating_sub(len);
+                Ok(count.min(len))
+            };
+            let outcome = lend(&mut read).unwrap_or_else(|| read(&mut []));
+            match outcome {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                outcome => return outcome,
+            }
+        }
+    }
+}
