@@ -17,11 +17,12 @@ use crate::engine::Engine;
 use bytes::{Buf, Bytes};
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, ToSocketAddrs};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 
 /// Number of the protocol between processes.
@@ -113,7 +114,8 @@ impl Peer {
     }
 }
 
-/// The connections of one process. Clones share them; they end with the last one.
+/// The connections of one process. Clones share them. They end with [`Tcp::shutdown`] or the runtime, and not with the last clone:
+/// the engine they serve has one itself.
 #[derive(Clone)]
 pub struct Tcp(Arc<Shared>);
 
@@ -123,6 +125,9 @@ struct Shared {
     config: Config,
     peers: Mutex<HashMap<Process, Arc<Peer>>>,
     tasks: Mutex<JoinSet<()>>,
+    /// Whether no more connections are taken.
+    closed: AtomicBool,
+    stopped: Notify,
 }
 
 impl std::fmt::Debug for Tcp {
@@ -178,6 +183,8 @@ impl Tcp {
             config,
             peers: Mutex::default(),
             tasks: Mutex::default(),
+            closed: AtomicBool::new(false),
+            stopped: Notify::new(),
         }))
     }
 
@@ -195,46 +202,51 @@ impl Tcp {
     /// Takes connections from now on, for `engine`. To be called within a runtime.
     pub fn listen(&self, listener: TcpListener, engine: Engine) {
         let strangers = Arc::new(Semaphore::new(self.0.config.strangers));
-        // The task must not keep what it is a task of.
-        let weak = Arc::downgrade(&self.0);
+        let tcp = self.clone();
         self.spawn(async move {
             loop {
                 let Ok(permit) = Arc::clone(&strangers).acquire_owned().await else {
                     return;
                 };
-                let stream = match listener.accept().await {
-                    Ok((stream, _)) => stream,
+                let accepted = tokio::select! {
+                    accepted = listener.accept() => accepted,
+                    () = tcp.stopped() => return,
+                };
+                match accepted {
+                    Ok((stream, _)) => tcp.spawn(tcp.clone().greet(stream, engine.clone(), permit)),
                     Err(error) => {
                         tracing::warn!(%error, "a connection of another worker was not taken");
                         // Such as too many open files: not again at once.
                         tokio::time::sleep(Duration::from_millis(100)).await;
-                        continue;
                     }
-                };
-                let Some(shared) = weak.upgrade() else {
-                    return;
-                };
-                let tcp = Self(shared);
-                let engine = engine.clone();
-                let weak = Arc::downgrade(&tcp.0);
-                let (me, secret, patience) = (tcp.0.me, tcp.0.secret.clone(), tcp.0.config.hello);
-                tcp.spawn(async move {
-                    let mut stream = stream;
-                    let greeted = tokio::time::timeout(patience, greeted(&mut stream, me, &secret));
-                    let greeted = greeted.await.unwrap_or_else(|_| Err(timed_out()));
-                    drop(permit);
-                    match (greeted, weak.upgrade()) {
-                        (Ok(from), Some(shared)) => {
-                            // The answer comes first, and comes when this process has taken the connection.
-                            let answer = Bytes::copy_from_slice(&hello(me, from, &secret));
-                            Self(shared).join(from, stream, engine, answer);
-                        }
-                        (Err(error), _) => tracing::warn!(%error, "a stranger was turned away"),
-                        (Ok(_), None) => {}
-                    }
-                });
+                }
             }
         });
+    }
+
+    /// Takes a connection that was made by another process, if it is one that may.
+    async fn greet(self, mut stream: TcpStream, engine: Engine, permit: OwnedSemaphorePermit) {
+        let greeted = greeted(&mut stream, self.0.me, &self.0.secret);
+        let greeted = tokio::time::timeout(self.0.config.hello, greeted)
+            .await
+            .unwrap_or_else(|_| Err(timed_out()));
+        drop(permit);
+        match greeted {
+            Ok(from) => {
+                // The answer comes first, and comes when this process has taken the connection.
+                let answer = hello(self.0.me, from, &self.0.secret);
+                self.join(from, stream, engine, Bytes::copy_from_slice(&answer));
+            }
+            Err(error) => tracing::warn!(%error, "a stranger was turned away"),
+        }
+    }
+
+    /// Waits until no more connections are taken.
+    async fn stopped(&self) {
+        let stopped = self.0.stopped.notified();
+        if !self.0.closed.load(Relaxed) {
+            stopped.await;
+        }
     }
 
     /// Connects to `to`, for `engine`. Of each pair of processes one calls this.
@@ -274,36 +286,54 @@ impl Tcp {
         }
     }
 
+    /// Ends all connections, of which their engines are told, and takes no more.
+    pub fn shutdown(&self) {
+        // Under the same lock as `join` looks at it.
+        let peers = {
+            let mut peers = self.peers();
+            self.0.closed.store(true, Relaxed);
+            std::mem::take(&mut *peers)
+        };
+        self.0.stopped.notify_waiters();
+        for peer in peers.into_values() {
+            peer.close();
+        }
+    }
+
     fn join(&self, process: Process, stream: TcpStream, engine: Engine, first: Bytes) {
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "messages may wait for each other");
         }
         let peer = Arc::new(Peer::default());
-        let before = self.peers().insert(process, Arc::clone(&peer));
+        let before = {
+            let mut peers = self.peers();
+            if self.0.closed.load(Relaxed) {
+                return;
+            }
+            peers.insert(process, Arc::clone(&peer))
+        };
         if let Some(before) = before {
             // It has begun anew, so what it had is gone.
             before.close();
             engine.lost(process, &gone(process, "it has connected again"));
         }
         engine.found(process);
-        let weak = Arc::downgrade(&self.0);
+        let tcp = self.clone();
         self.spawn(async move {
             let (reader, writer) = stream.into_split();
             let error = tokio::select! {
                 error = read(&reader, process, &engine) => error,
                 error = write(writer, &peer, first) => error,
             };
-            let replaced = weak.upgrade().is_some_and(|shared| {
-                let tcp = Self(shared);
+            let replaced = {
                 let mut peers = tcp.peers();
-                let mine = peers
-                    .get(&process)
-                    .is_some_and(|current| Arc::ptr_eq(current, &peer));
+                let current = peers.get(&process);
+                let mine = current.is_some_and(|current| Arc::ptr_eq(current, &peer));
                 if mine {
                     peers.remove(&process);
                 }
                 !mine && peers.contains_key(&process)
-            });
+            };
             peer.close();
             if !replaced {
                 engine.lost(process, &gone(process, &error.to_string()));

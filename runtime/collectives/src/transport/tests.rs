@@ -144,6 +144,40 @@ async fn data_goes_both_ways_and_connections_come_back() {
     assert_eq!(other.await, Ok(vec![2; 10]));
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_launch_that_fails_while_its_data_comes_holds_up_no_other() {
+    let (a, b) = pair().await;
+    for round in 1..=20 {
+        let here = a.engine.open(2 * round, BOTH).expect("it opens");
+        let there = b.engine.open(2 * round, BOTH).expect("it opens");
+        let mine = start(&here, 0, vec![1; 2_000_003]);
+        let other = start(&there, 1, vec![1; 2_000_003]);
+        if round % 2 == 0 {
+            // Some of it is on its way by now, or all.
+            tokio::task::yield_now().await;
+        }
+        there.fail(Failure::new(Code::Cancelled, "enough"));
+        for outcome in [mine.await, other.await] {
+            match outcome {
+                Ok(sum) => assert!(sum == vec![2; 2_000_003]),
+                Err(failure) => assert_eq!(failure.code(), Code::Cancelled),
+            }
+        }
+        let here = a.engine.open(2 * round + 1, BOTH).expect("it opens");
+        let there = b.engine.open(2 * round + 1, BOTH).expect("it opens");
+        let mine = start(&here, 0, vec![1; 50_000]);
+        let other = start(&there, 1, vec![2; 50_000]);
+        assert!(mine.await.expect("a sum") == vec![3; 50_000]);
+        assert!(other.await.expect("a sum") == vec![3; 50_000]);
+    }
+    b.tcp.shutdown();
+    // Opened before it is noticed, or not at all.
+    if let Ok(launch) = a.engine.open(100, BOTH) {
+        let waiting = start(&launch, 0, vec![1; 10]);
+        assert_eq!(waiting.await.expect_err("gone").code(), Code::DataLoss);
+    }
+}
+
 #[tokio::test]
 async fn strangers_are_turned_away() {
     let config = Config {

@@ -119,7 +119,7 @@ impl Site {
 impl Drop for Site {
     fn drop(&mut self) {
         // As if the process had ended.
-        self.tcp.disconnect(Process(1 - self.process().0));
+        self.tcp.shutdown();
     }
 }
 
