@@ -124,6 +124,9 @@ struct Shared {
     secret: Secret,
     config: Config,
     peers: Mutex<HashMap<Process, Arc<Peer>>>,
+    /// Held while a connection comes or goes, so that a process that has come back is not lost by the end of its old connection.
+    /// Taken before any other lock.
+    turn: Mutex<()>,
     tasks: Mutex<JoinSet<()>>,
     /// Whether no more connections are taken.
     closed: AtomicBool,
@@ -182,6 +185,7 @@ impl Tcp {
             secret,
             config,
             peers: Mutex::default(),
+            turn: Mutex::default(),
             tasks: Mutex::default(),
             closed: AtomicBool::new(false),
             stopped: Notify::new(),
@@ -286,6 +290,24 @@ impl Tcp {
         }
     }
 
+    /// A connection has ended.
+    fn leave(&self, process: Process, peer: &Arc<Peer>, engine: &Engine, error: &io::Error) {
+        let _turn = self.0.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        peer.close();
+        let replaced = {
+            let mut peers = self.peers();
+            let current = peers.get(&process);
+            let mine = current.is_some_and(|current| Arc::ptr_eq(current, peer));
+            if mine {
+                peers.remove(&process);
+            }
+            !mine && peers.contains_key(&process)
+        };
+        if !replaced {
+            engine.lost(process, &gone(process, &error.to_string()));
+        }
+    }
+
     /// Ends all connections, of which their engines are told, and takes no more.
     pub fn shutdown(&self) {
         // Under the same lock as `join` looks at it.
@@ -305,6 +327,7 @@ impl Tcp {
             tracing::debug!(%error, "messages may wait for each other");
         }
         let peer = Arc::new(Peer::default());
+        let turn = self.0.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let before = {
             let mut peers = self.peers();
             if self.0.closed.load(Relaxed) {
@@ -318,6 +341,7 @@ impl Tcp {
             engine.lost(process, &gone(process, "it has connected again"));
         }
         engine.found(process);
+        drop(turn);
         let tcp = self.clone();
         self.spawn(async move {
             let (reader, writer) = stream.into_split();
@@ -325,19 +349,7 @@ impl Tcp {
                 error = read(&reader, process, &engine) => error,
                 error = write(writer, &peer, first) => error,
             };
-            let replaced = {
-                let mut peers = tcp.peers();
-                let current = peers.get(&process);
-                let mine = current.is_some_and(|current| Arc::ptr_eq(current, &peer));
-                if mine {
-                    peers.remove(&process);
-                }
-                !mine && peers.contains_key(&process)
-            };
-            peer.close();
-            if !replaced {
-                engine.lost(process, &gone(process, &error.to_string()));
-            }
+            tcp.leave(process, &peer, &engine, &error);
         });
     }
 }

@@ -178,6 +178,41 @@ async fn a_launch_that_fails_while_its_data_comes_holds_up_no_other() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_that_comes_back_at_once_is_there() {
+    let a = node(0, Config::default()).await;
+    for round in 1..=100 {
+        let b = node(1, Config::default()).await;
+        a.tcp
+            .connect(Process(1), b.address, a.engine.clone())
+            .await
+            .expect("it connects");
+        // It is whole.
+        let here = a.engine.open(2 * round, BOTH).expect("it opens");
+        let there = b.engine.open(2 * round, BOTH).expect("it opens");
+        let (mine, other) = (
+            start(&here, 0, vec![1; 100]),
+            start(&there, 1, vec![1; 100]),
+        );
+        assert_eq!(mine.await, Ok(vec![2; 100]));
+        assert_eq!(other.await, Ok(vec![2; 100]));
+        // It goes while it is waited for.
+        let here = a.engine.open(2 * round + 1, BOTH).expect("it opens");
+        if round % 3 == 0 {
+            b.tcp.shutdown();
+        }
+        let waiting = start(&here, 0, vec![1; 100_000]);
+        if round % 3 == 1 {
+            b.tcp.shutdown();
+        }
+        if round % 3 == 2 {
+            // Its end is not noticed before another one is there.
+            continue;
+        }
+        assert_eq!(waiting.await.expect_err("gone").code(), Code::DataLoss);
+    }
+}
+
 #[tokio::test]
 async fn strangers_are_turned_away() {
     let config = Config {
