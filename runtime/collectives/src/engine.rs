@@ -139,6 +139,13 @@ impl Engine {
         self.0.me
     }
 
+    /// Whether no launch is open here, nor asked for by others: what this process has for them is handed to the transport.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        let table = lock(&self.0.table);
+        table.open.is_empty() && table.early.is_empty()
+    }
+
     /// Opens a launch: `placement` says for each partition on which process it runs. `number` is the same on all of these and used
     /// once.
     ///

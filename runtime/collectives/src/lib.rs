@@ -40,6 +40,8 @@
 //!    [`Member`] as user data of the execution. When all are done, it drops the [`Launch`].
 //! 4. If an execution fails to start, or fails, it calls [`Launch::fail`]. If a worker is lost, the transport or the lease
 //!    says so with [`Engine::lost`].
+//! 5. A worker that drains goes when [`Engine::is_idle`] says so: what its partitions have made can be on its way to others
+//!    after their executions are done.
 
 mod call;
 mod engine;

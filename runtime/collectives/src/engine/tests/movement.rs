@@ -233,16 +233,13 @@ fn every_kind_moves_what_it_should() {
                     }
                     drop(launches);
                     for engine in &world.engines {
-                        let table = exchange::lock(&engine.0.table);
-                        assert!(table.open.is_empty() && table.early.is_empty());
+                        assert!(engine.is_idle());
                     }
                 }
             }
         }
     }
 }
-
-use crate::engine::exchange;
 
 #[test]
 fn executions_of_one_operation_are_told_apart() {
