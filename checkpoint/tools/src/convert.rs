@@ -19,12 +19,13 @@ use crate::copy::{copy_object, fingerprint};
 use crate::info::{ARRAY_METADATAS, ArrayMetadatas, METADATA};
 use crate::item::Item;
 use crate::memory::Memory;
+use crate::objects::is_of_database;
 use crate::pattern::Pattern;
 use crate::place::Place;
 use crate::progress::Progress;
 use crate::sink::Sink;
 use crate::target::{Target, Work};
-use crate::tree::{CHILD_PREFIX, COMMIT, Checkpoint, ItemEntry, ItemKind, Kind};
+use crate::tree::{COMMIT, Checkpoint, ItemEntry, ItemKind, Kind};
 use crate::{Error, Result};
 use waystation_checkpoint::Layout;
 
@@ -314,13 +315,8 @@ fn of_item<'a, 'b>(items: &'a BTreeSet<String>, file: &'b str) -> Option<(&'a st
 /// Whether a file of an item is written anew.
 fn is_of_item(file: &str) -> bool {
     match file.split_once('/') {
-        None => file == METADATA || file.starts_with("manifest."),
-        Some((folder, _)) => {
-            folder == "d"
-                || folder == ARRAY_METADATAS
-                || folder.starts_with(CHILD_PREFIX)
-                || folder.starts_with("ocdbt_")
-        }
+        None => file == METADATA || is_of_database(file),
+        Some((folder, _)) => folder == ARRAY_METADATAS || is_of_database(file),
     }
 }
 

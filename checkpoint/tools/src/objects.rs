@@ -9,7 +9,7 @@ use futures::TryStreamExt as _;
 use waystation_ocdbt::{self as ocdbt, Database, Limits, Source, SourceError, Value};
 
 use crate::place::Place;
-use crate::tree::MANIFEST;
+use crate::tree::{CHILD_PREFIX, MANIFEST};
 use crate::{Error, Result};
 
 /// The most memory for names, with the small values that come with those of a database.
@@ -266,6 +266,29 @@ pub(crate) fn failed(place: &Place, source: ocdbt::Error) -> Error {
         location: place.location().to_owned(),
         source,
     }
+}
+
+/// Whether a file of an item is a manifest, by its name.
+pub(crate) fn is_manifest(file: &str) -> bool {
+    let name = in_child(file).unwrap_or(file);
+    name == MANIFEST || ocdbt::numbered_manifest_generation(name).is_some()
+}
+
+/// Whether a file of an item is one of its databases', by its name: data files have 32 hexadecimal digits. Arrays, and other
+/// people's files, may have names that begin like those of databases' folders.
+pub(crate) fn is_of_database(file: &str) -> bool {
+    let name = in_child(file).unwrap_or(file);
+    let is_data = |(folder, name): (&str, &str)| {
+        (folder == "d" || folder.starts_with("ocdbt_"))
+            && name.len() == 32
+            && name.bytes().all(|byte| byte.is_ascii_hexdigit())
+    };
+    is_manifest(file) || name.split_once('/').is_some_and(is_data)
+}
+
+fn in_child(file: &str) -> Option<&str> {
+    let (folder, name) = file.split_once('/')?;
+    folder.starts_with(CHILD_PREFIX).then_some(name)
 }
 
 /// Shared objects.

@@ -103,10 +103,10 @@ const ARRAYS: [(&str, &[i64], &[i64]); 3] = [
 ];
 
 /// A checkpoint in zarr v2 as Orbax writes it.
-async fn plain() -> Arc<InMemory> {
+async fn plain(arrays: &[(&str, &[i64], &[i64])]) -> Arc<InMemory> {
     let store = Arc::new(InMemory::new());
     let mut leaves = serde_json::Map::new();
-    for (name, shape, chunks) in ARRAYS {
+    for &(name, shape, chunks) in arrays {
         let dtype = DType::parse_v3("float32").unwrap();
         let codec = Codec::Zstd { level: 1 };
         let metadata = Metadata::new(Format::Zarr2, shape, chunks, dtype, codec).unwrap();
@@ -199,14 +199,15 @@ async fn assert_well(store: Arc<InMemory>, original: &Item, is_interrupted: bool
     assert!(faults.is_empty(), "{faults:?}");
     let found = diff::diff(original, &item, &[], &memory, &progress);
     let found = found.await.unwrap();
-    assert_eq!((found.compared, found.differences), (3, Vec::new()));
+    let all = original.arrays.len() as u64;
+    assert_eq!((found.compared, found.differences), (all, Vec::new()));
     item
 }
 
 #[tokio::test]
 async fn an_interruption_at_any_point_leaves_a_checkpoint_that_can_be_read() {
     let mut interruptions = 0;
-    let original = plain().await;
+    let original = plain(&ARRAYS).await;
     let wanted = open(original.clone()).await;
     for from in Layout::ALL {
         let begin = copied(&original).await;
@@ -237,4 +238,79 @@ async fn an_interruption_at_any_point_leaves_a_checkpoint_that_can_be_read() {
         }
     }
     assert!(interruptions > 100, "{interruptions}");
+}
+
+/// Names that begin like those of a database's files and folders.
+const ALIKE: [(&str, &[i64], &[i64]); 5] = [
+    ("w", &[8, 300], &[4, 300]),
+    ("manifest.w", &[6], &[3]),
+    ("ocdbt_stats", &[6], &[3]),
+    ("ocdbt.process_x", &[6], &[3]),
+    ("d/0", &[6], &[3]),
+];
+
+#[tokio::test]
+async fn what_is_only_named_like_a_database_is_not_removed_with_it() {
+    let store = plain(&ALIKE).await;
+    let wanted = open(copied(&store).await).await;
+    let others = [
+        "item/manifest.json",
+        "item/d/notes.txt",
+        "item/ocdbt_notes/readme",
+        "item/ocdbt.process_notes/log",
+    ];
+    for other in others {
+        store.put(&Path::from(other), "mine".into()).await.unwrap();
+    }
+    for layout in [
+        Layout::OcdbtZarr2,
+        Layout::Zarr2,
+        Layout::OcdbtZarr3,
+        Layout::Zarr3,
+    ] {
+        convert(store.clone(), layout, true).await.unwrap();
+        let item = assert_well(store.clone(), &wanted, false).await;
+        assert!(item.arrays.values().all(|layouts| layouts.len() == 1));
+        for other in others {
+            let kept = store.get(&Path::from(other)).await.unwrap();
+            assert_eq!(kept.bytes().await.unwrap(), "mine", "{other}");
+        }
+        let manifest = store.head(&Path::from("item/manifest.ocdbt")).await;
+        assert_eq!(manifest.is_ok(), layout.is_ocdbt());
+    }
+}
+
+#[tokio::test]
+async fn what_a_symbolic_link_leads_to_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = plain(&ARRAYS).await;
+    let mut listed = store.list(None);
+    while let Some(meta) = listed.next().await {
+        let path = meta.unwrap().location;
+        let file = folder.path().join(path.as_ref());
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        let bytes = store.get(&path).await.unwrap().bytes().await.unwrap();
+        std::fs::write(file, bytes).unwrap();
+    }
+    let (inside, outside) = (folder.path().join("item/w"), folder.path().join("others"));
+    std::fs::rename(&inside, &outside).unwrap();
+    std::os::unix::fs::symlink(&outside, &inside).unwrap();
+    let files = || std::fs::read_dir(&outside).unwrap().count();
+    let before = files();
+
+    let place = folder.path().join("item");
+    let place = Place::open(place.to_str().unwrap()).await.unwrap();
+    let item = Item::open(&place).await.unwrap();
+    for layout in [Layout::Zarr3, Layout::OcdbtZarr2] {
+        let options = Options {
+            layout: Some(layout),
+            ..Options::default()
+        };
+        let (memory, progress) = (Memory::default(), Progress::default());
+        let refused = in_place(&item, &options, true, &memory, &progress).await;
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("w is a symbolic link"), "{refused}");
+    }
+    assert_eq!(files(), before);
+    assert!(!folder.path().join("item/d").exists());
 }

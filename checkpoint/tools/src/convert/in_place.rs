@@ -15,9 +15,9 @@ use super::{Options, Report, no_arrays, write};
 use crate::info::METADATA;
 use crate::item::{DatabaseKind, Item, index_of, is_metadata, join, owner};
 use crate::memory::Memory;
+use crate::objects::{is_manifest, is_of_database};
 use crate::progress::Progress;
 use crate::sink::{self, Sink};
-use crate::tree::{CHILD_PREFIX, MANIFEST};
 use crate::{Error, Result};
 use waystation_checkpoint::Layout;
 
@@ -56,6 +56,7 @@ pub async fn in_place(
         ));
     }
     item.check_readable()?;
+    check_links(item).await?;
     let Some(tree) = &item.tree else {
         return Err(Error::Unfit {
             location: item.place.location().to_owned(),
@@ -102,6 +103,34 @@ pub async fn in_place(
         is_metadata_changed,
         removed,
     })
+}
+
+/// Refuses folders that are symbolic links: what they lead to may be others', and would be written to and removed.
+async fn check_links(item: &Item) -> Result<()> {
+    let Some(root) = item.place.local_path() else {
+        return Ok(());
+    };
+    let files = item.files.iter().map(|(file, _)| file.to_owned());
+    let inside = item.arrays.keys().map(|name| join(name, "x"));
+    let mut folders = BTreeSet::new();
+    for file in files.chain(inside).chain(["d/x".to_owned()]) {
+        let ends = file.match_indices('/').map(|(at, _)| file[..at].to_owned());
+        folders.extend(ends);
+    }
+    let is_link = move |folder: &String| {
+        let found = std::fs::symlink_metadata(root.join(folder));
+        found.is_ok_and(|found| found.is_symlink())
+    };
+    let find = move || folders.into_iter().find(is_link);
+    match tokio::task::spawn_blocking(find).await? {
+        Some(folder) => Err(Error::Unfit {
+            location: item.place.location().to_owned(),
+            reason: format!(
+                "{folder} is a symbolic link, and what it leads to may belong to others; convert to another location"
+            ),
+        }),
+        None => Ok(()),
+    }
 }
 
 /// The layout that is nearest.
@@ -184,40 +213,22 @@ fn is_chunk(file: &str) -> bool {
             .is_some_and(|rest| is_numbers(rest, '/'))
 }
 
-/// Removes the database's files, the manifest first.
+/// Removes the database's files, the manifests first.
 async fn remove_database(item: &Item) -> Result<u64> {
     if item.database == DatabaseKind::None {
         return Ok(0);
     }
+    let files = item.files.iter().map(|(file, _)| file);
+    let (manifests, data): (Vec<&str>, Vec<&str>) = files
+        .filter(|file| is_of_database(file))
+        .partition(|file| is_manifest(file));
+    let mut folders = BTreeSet::new();
     let mut removed = 0;
-    for is_manifest in [true, false] {
-        for (file, _) in item.files.iter() {
-            let top = file.split('/').next().unwrap_or(file);
-            let is_array = item
-                .arrays
-                .get(top)
-                .is_some_and(|layouts| layouts.iter().any(|array| !array.layout.is_ocdbt()));
-            let is_data = top == "d" && !is_array
-                || top.starts_with(CHILD_PREFIX)
-                || top.starts_with("ocdbt_");
-            let is_top = file.starts_with("manifest.");
-            let is_child = is_data && file.ends_with(MANIFEST);
-            if (is_top || is_child) == is_manifest && (is_top || is_data) {
-                item.place.delete(file).await?;
-                removed += 1;
-            }
-        }
+    for file in manifests.into_iter().chain(data) {
+        item.place.delete(file).await?;
+        folders.extend(file.split_once('/').map(|(folder, _)| folder));
+        removed += 1;
     }
-    let folders = item
-        .files
-        .iter()
-        .filter_map(|(file, _)| file.split_once('/'));
-    let folders: BTreeSet<&str> = folders
-        .map(|(folder, _)| folder)
-        .filter(|folder| {
-            *folder == "d" || folder.starts_with(CHILD_PREFIX) || folder.starts_with("ocdbt_")
-        })
-        .collect();
     for folder in folders {
         remove_folders(item, folder).await?;
     }
