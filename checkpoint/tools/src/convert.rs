@@ -110,6 +110,7 @@ pub async fn convert(
         let item = Item::open(&entry.place).await?;
         plans(&item, options, memory)?;
     }
+    source.place.check_outside(target)?;
     let target = Target::open(target, &work).await?;
     let mut report = Report::default();
     let mut items = BTreeSet::new();

@@ -65,6 +65,7 @@ pub async fn copy(source: &Checkpoint, target: &str, progress: &Progress) -> Res
         fingerprint: fingerprint(&source.place).await?,
         options: String::new(),
     };
+    source.place.check_outside(target)?;
     let target = Target::open(target, &work).await?;
     let mut there = BTreeMap::new();
     if target.is_resumed {

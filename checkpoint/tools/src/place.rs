@@ -117,6 +117,19 @@ impl Place {
         })
     }
 
+    /// Refuses to write into what is read.
+    pub(crate) fn check_outside(&self, target: &str) -> Result<()> {
+        let target_shown = parse(target)?.to_string();
+        let inside = target_shown.strip_prefix(self.shown.trim_end_matches('/'));
+        if inside.is_some_and(|rest| rest.is_empty() || rest.starts_with('/')) {
+            return Err(Error::Asked(format!(
+                "{target} lies in what is read from, {}; write to another location",
+                self.shown
+            )));
+        }
+        Ok(())
+    }
+
     /// Where it is, for people.
     #[must_use]
     pub fn location(&self) -> &str {
@@ -405,5 +418,29 @@ fn split(location: Location) -> (Location, String) {
             prefix,
         ),
         other => (other, String::new()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn nothing_is_written_into_what_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().to_str().unwrap();
+        let place = Place::open(path).await.unwrap();
+        let uri = format!("file://{path}");
+        for inside in ["", "/", "/20", "/a/b/"] {
+            for root in [path, uri.as_str()] {
+                let refused = place.check_outside(&format!("{root}{inside}"));
+                let refused = refused.unwrap_err().to_string();
+                assert!(refused.contains("another location"), "{refused}");
+            }
+        }
+        let step = place.below("10").unwrap();
+        for outside in [format!("{path}/20"), format!("{path}/100"), uri] {
+            step.check_outside(&outside).unwrap();
+        }
     }
 }
