@@ -163,6 +163,7 @@ def run(checkpoints, tmp_path, step, every):
             if (one.path / name).exists():
                 one.fields(one.path / name, every)
                 one.with_bytes(one.path / name, b"{", "cut short", f"{name} cut short")
+        one.with_bytes(one.path / "_METADATA", None, "gone", "_METADATA gone")
 
     for layout, options in LAYOUTS.items():
         path = tmp_path / layout

@@ -262,7 +262,7 @@ async fn rest(
         let base = file.rsplit('/').next().unwrap_or(file);
         if base == COMMIT {
             let folder = file.strip_suffix(COMMIT).unwrap_or_default();
-            commits.push((file.clone(), commit_text(&target.location, folder)));
+            commits.push((file.clone(), target.commit_text(folder)));
             continue;
         }
         if let Some((item, rest)) = of_item(items, file)
@@ -273,32 +273,8 @@ async fn rest(
         copy_object(&source.place, &target.place, file, None).await?;
         report.files += 1;
     }
-    // Buckets need them, whatever a disk had.
-    if target.place.local_path().is_none() {
-        let mut folders: BTreeSet<String> = items.clone();
-        folders.extend(source.steps.iter().map(|step| step.name.clone()));
-        for folder in folders {
-            let file = crate::item::join(&folder, COMMIT);
-            let known = commits.iter().any(|(other, _)| *other == file);
-            let is_out = unfinished.contains(&folder.as_str())
-                || source.kind == Kind::Root && folder.is_empty();
-            if !known && !is_out {
-                commits.push((file, commit_text(&target.location, &folder)));
-            }
-        }
-    }
-    // What is deeper first.
-    commits.sort_by_key(|(file, _)| std::cmp::Reverse(file.matches('/').count()));
+    target.complete(source, &mut commits);
     Ok(commits)
-}
-
-fn commit_text(location: &str, folder: &str) -> Vec<u8> {
-    let path = crate::item::join(location, folder);
-    format!(
-        "Checkpoint commit was successful to {}",
-        path.trim_end_matches('/')
-    )
-    .into_bytes()
 }
 
 /// The item that a file is in, and its name there.

@@ -100,7 +100,7 @@ pub async fn copy(source: &Checkpoint, target: &str, progress: &Progress) -> Res
         &mut report,
     )
     .await?;
-    commits.sort_by_key(|(file, _)| std::cmp::Reverse(file.matches('/').count()));
+    target.complete(source, &mut commits);
     target.commit(commits).await?;
     Ok(report)
 }

@@ -8,8 +8,9 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use crate::item::join;
 use crate::place::Place;
-use crate::tree::TMP_SUFFIX;
+use crate::tree::{COMMIT, Checkpoint, TMP_SUFFIX};
 use crate::{Error, Result};
 
 /// The file that says what is being written.
@@ -90,6 +91,35 @@ impl Target {
             location: trimmed.to_owned(),
             is_resumed,
         })
+    }
+
+    /// What Orbax writes into a folder when it is finished.
+    pub(crate) fn commit_text(&self, folder: &str) -> Vec<u8> {
+        let path = join(&self.location, folder);
+        let path = path.trim_end_matches('/');
+        format!("Checkpoint commit was successful to {path}").into_bytes()
+    }
+
+    /// Adds the commit files that a bucket needs, whatever the source's disk had, and puts them in order: what is deeper
+    /// first.
+    pub(crate) fn complete(&self, source: &Checkpoint, commits: &mut Vec<(String, Vec<u8>)>) {
+        if self.place.local_path().is_none() {
+            let finished = source.steps.iter().filter(|step| step.commit.is_finished());
+            for step in finished {
+                let items = step.items.iter().map(|item| match step.name.as_str() {
+                    "" => item.name.clone(),
+                    name if item.name.is_empty() => name.to_owned(),
+                    name => join(name, &item.name),
+                });
+                for folder in items.chain([step.name.clone()]) {
+                    let file = join(&folder, COMMIT);
+                    if !commits.iter().any(|(other, _)| *other == file) {
+                        commits.push((file, self.commit_text(&folder)));
+                    }
+                }
+            }
+        }
+        commits.sort_by_key(|(file, _)| std::cmp::Reverse(file.matches('/').count()));
     }
 
     /// Makes it final. `commits` are the files that say so, the last one last.

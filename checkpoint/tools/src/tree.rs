@@ -2,7 +2,7 @@
 
 use futures::{StreamExt as _, TryStreamExt as _};
 
-use crate::info::METADATA;
+use crate::info::{ARRAY_METADATAS, METADATA};
 use crate::place::{Listing, Place};
 use crate::{Error, Result};
 
@@ -17,6 +17,8 @@ pub(crate) const MANIFEST: &str = "manifest.ocdbt";
 /// The folders in which processes write databases of their own.
 pub(crate) const CHILD_PREFIX: &str = "ocdbt.process_";
 
+/// Folders looked into for arrays, where nothing else tells.
+const LOOKED_INTO: usize = 8;
 /// Steps looked at at the same time.
 const STEPS: usize = 8;
 
@@ -137,11 +139,14 @@ impl Checkpoint {
             }
         }
         let items = items(&place, &listing).await?;
-        if is_step || items.iter().any(|item| item.kind == ItemKind::Arrays) {
+        if items.iter().any(|item| item.kind == ItemKind::Arrays) {
             return Ok(Checkpoint::of_one(Kind::Step, place, &listing, items));
         }
         if has_plain_arrays(&place, &listing).await? {
             return Ok(Checkpoint::of_one(Kind::Item, place, &listing, Vec::new()));
+        }
+        if is_step {
+            return Ok(Checkpoint::of_one(Kind::Step, place, &listing, items));
         }
         Err(Error::Unfit {
             location: place.location().to_owned(),
@@ -312,7 +317,11 @@ fn is_item(listing: &Listing) -> bool {
 
 /// Whether one of the first folders is an array. Without `_METADATA` nothing else tells.
 async fn has_plain_arrays(place: &Place, listing: &Listing) -> Result<bool> {
-    for name in listing.folders.iter().take(4) {
+    let folders = listing
+        .folders
+        .iter()
+        .filter(|name| *name != ARRAY_METADATAS);
+    for name in folders.take(LOOKED_INTO) {
         let inner = place.below(name)?.listing().await?;
         if inner.has_file(".zarray") || inner.has_file("zarr.json") {
             return Ok(true);
