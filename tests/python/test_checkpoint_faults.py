@@ -143,12 +143,13 @@ def test_a_store_that_is_slow_or_refuses_costs_time_and_nothing_else(double, on_
     ordered(double, SAVING, f"team/unwell/{way}")
     status, output = cluster.run_client([CLIENTS / "saving.py", way], env={**environment, "SCRATCH": folder}, timeout=240)
     assert "saved\n" in output, (status, output[-3000:])
-    asked = len(order(double, "log", "GET"))
-    assert refused(double, 0) == 13
+    retries = lambda: cluster.totals()["checkpoints"]["retries"]
+    saved = retries()
+    assert refused(double, 0) == 13 <= saved, saved
     order(double, "faults", "DELETE")
     Checks(*run_plainly([CLIENTS / "plain.py"], {**environment, "SCRATCH": folder})).judge(way)
     asked = len(order(double, "log", "GET"))
     ordered(double, RESTORING, f"team/unwell/{way}")
     environment["CHECKPOINTS"] = folder
     Checks(*cluster.run_client([CLIENTS / "restoring.py"], env=environment, timeout=240)).judge(way)
-    assert refused(double, asked) == 10
+    assert refused(double, asked) == 10 <= retries() - saved, (saved, retries())

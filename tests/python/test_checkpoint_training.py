@@ -2,6 +2,7 @@
 
 import json
 import statistics
+import threading
 
 import pytest
 from conftest import CLIENTS, Cluster
@@ -17,6 +18,8 @@ def test_steps_go_on_and_memory_stays_within_the_budget(tmp_path, budget):
     try:
         (worker,) = cluster.children("worker")
         client = cluster.start_client([CLIENTS / "stepping.py", STATE_MIB, SAVES], env={"SCRATCH": str(tmp_path)})
+        watchdog = threading.Timer(300, client.kill)
+        watchdog.start()
         before, most, told, lines = None, 0, {}, []
         for line in client.stdout:
             lines.append(line)
@@ -31,6 +34,7 @@ def test_steps_go_on_and_memory_stays_within_the_budget(tmp_path, budget):
                 status = dict(row.split(":", 1) for row in open(f"/proc/{worker.pid}/status"))
                 most = int(status["VmHWM"].split()[0]) << 10
         client.wait(60)
+        watchdog.cancel()
     finally:
         cluster.stop()
     assert told.get("equal") is True, "".join(lines)[-3000:]

@@ -20,7 +20,7 @@ for version in "$@"; do
             continue
         fi
         PINS=$pins requirements/make_venv.sh "$venv" 3.13 3.12 3.11
-    fi && $venv/bin/python -m pytest -q -p no:cacheprovider tests/python/test_clients.py &&
+    fi && $venv/bin/python -m pytest -q -p no:cacheprovider tests/python/test_clients.py tests/python/test_checkpoints.py &&
         WAYSTATION_OTHER_PYTHON=$PWD/$venv/bin/python .venv/bin/python -m pytest -q -p no:cacheprovider \
             tests/python/test_cache_keys.py -k two_jax
     if [ $? = 0 ]; then result=passed; else result=FAILED failed=1; fi
