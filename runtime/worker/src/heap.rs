@@ -13,6 +13,8 @@ const INTERVAL: Duration = Duration::from_millis(500);
 const WORTH_BYTES: u64 = 32 << 20;
 /// What a shard's book-keeping takes beside its bytes, about.
 const SHARD_BYTES: u64 = 1 << 10;
+/// For so many readings what a save has used is kept for the next one: a minute.
+const SAVES_APART: u32 = 120;
 /// How many more times the heap is walked after that.
 const ECHOES: u32 = 4;
 
@@ -25,6 +27,7 @@ pub(crate) async fn watch(
     stop: CancellationToken,
 ) {
     let mut level = Level::default();
+    let mut idle = 0_u32;
     let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -35,7 +38,12 @@ pub(crate) async fn watch(
         segments.sweep();
         let bytes = counters.array_bytes.load(Ordering::Relaxed);
         let on_their_way = checkpoints.totals().host_memory_bytes;
-        if on_their_way == 0 {
+        idle = if on_their_way == 0 {
+            idle.saturating_add(1)
+        } else {
+            0
+        };
+        if idle == SAVES_APART {
             slabs.clear();
         }
         let bytes = bytes.saturating_add(on_their_way);

@@ -34,9 +34,6 @@ use crate::{
     usage::Clients,
 };
 
-/// What slabs that nobody uses may hold is this part of the budget.
-const IDLE_SHARE: usize = 32;
-
 /// Runs a worker until `stop` is cancelled. Loads the plugin first, then serves, then registers with the resource manager.
 ///
 /// # Errors
@@ -92,7 +89,7 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
     );
     // Unbounded for the plugin's threads, which must not wait; what fills it is bounded by the ops taken off the stream.
     let (events, receiver) = crossbeam_channel::unbounded();
-    let slabs = Slabs::new(config.limits.checkpoint_host_memory / IDLE_SHARE);
+    let slabs = Slabs::new(config.limits.checkpoint_host_memory);
     let checkpoints = waystation_checkpoint::Engine::new(waystation_checkpoint::Config {
         host_memory_bytes: config.limits.checkpoint_host_memory,
         format: config.limits.checkpoint_format,
