@@ -126,8 +126,8 @@ impl Report {
 /// Verifies an item.
 ///
 /// # Errors
-/// The store fails; a chunk needs more memory than is allowed. What is wrong with the checkpoint is no error, but in the
-/// report.
+/// The store fails. What is wrong with the checkpoint is no error, but in the report; so is an array whose chunks need more
+/// memory than is allowed.
 pub async fn verify(item: &Item, memory: &Memory, progress: &Progress) -> Result<Report> {
     let mut report = Report::default();
     for fault in &item.faults {

@@ -16,7 +16,7 @@ use waystation_proto::{
 use crate::{
     compiler::Compiler, config::Limits, counters::Counters, ledger::Ledger, outbox::Outbox,
     peers::Peers, segments::Segments, session::Session, slabs::Slabs, status, usage::Clients,
-    window::Permit,
+    window::Permit, writing::Writing,
 };
 
 /// Work for the dispatch thread on a session's state.
@@ -69,6 +69,8 @@ pub(crate) struct Core {
     pub(crate) reads_parts: OnceCell<bool>,
     /// Saves that have not been answered.
     pub(crate) saves: watch::Sender<usize>,
+    /// What they are writing.
+    pub(crate) writing: Arc<Writing>,
 }
 
 impl Core {

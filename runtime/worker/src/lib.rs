@@ -50,6 +50,7 @@ mod topology;
 mod usage;
 mod warm;
 mod window;
+mod writing;
 
 pub use child::compile_child;
 pub use config::{CompileChild, Config, Limits};

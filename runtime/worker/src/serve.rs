@@ -115,6 +115,7 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
         place: format!("slice {} task {}", config.slice, config.task),
         reads_parts: OnceCell::new(),
         saves: watch::Sender::new(0),
+        writing: Arc::default(),
     });
     let thread = dispatch::start(Arc::clone(&core), receiver).map_err(|error| Error::Dispatch {
         what: format!("could not be started: {error}"),

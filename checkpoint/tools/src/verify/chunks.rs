@@ -35,10 +35,20 @@ pub(super) async fn check(
     progress.expect(arrays.iter().map(|array| array.stored_bytes).sum());
     let mut readers = Vec::new();
     for array in arrays {
-        let reader = Reader::open(item, array, memory)?;
+        let name = Some(array.name.as_str());
+        let reader = match Reader::open(item, array, memory) {
+            Ok(reader) => reader,
+            Err(error) => {
+                report.fault(Kind::DamagedMetadata, name, "", error.report());
+                continue;
+            }
+        };
         objects_fit(item, array, &reader, report);
-        // More memory than is allowed.
-        reader.cost(0)?;
+        // Chunks may be said to be of any size: those of other arrays are looked at all the same.
+        if let Err(error) = reader.cost(0) {
+            report.fault(Kind::Unreadable, name, "", error.report());
+            continue;
+        }
         readers.push((reader, array));
     }
     // Object by object over all arrays, so that many small ones are as quick as one large.

@@ -514,6 +514,32 @@ async fn nothing_is_written_while_another_worker_is_not_seen_and_a_save_can_be_c
     worker.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_saves_do_not_write_one_array_at_the_same_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let worker = Worker::start().await;
+    let mut session = worker.session(1).await;
+    put(&session, 100, 8, 1).await;
+    let of = |request, name| save_of(request, file(folder.path(), name, over(8, 1)), 100, 0..5);
+    // Waits for another worker.
+    session.send(together(of(1, "w"), 0)).await;
+    until(|| names(folder.path()).len() == 1).await;
+    session.send(op::Op::SaveArrays(of(2, "w"))).await;
+    let status = session.answer(2).await.unwrap_err();
+    assert_eq!(status.code, Code::FailedPrecondition as i32, "{status:?}");
+    assert!(
+        status.message.contains("'w': another save is writing it"),
+        "{status:?}"
+    );
+    session.send(op::Op::SaveArrays(of(3, "v"))).await;
+    session.answer(3).await.unwrap();
+    session.send(op::Op::Cancel(Cancel { request: 1 })).await;
+    session.answer(1).await.unwrap_err();
+    session.send(op::Op::SaveArrays(of(4, "w"))).await;
+    session.answer(4).await.unwrap();
+    worker.stop().await;
+}
+
 async fn until(met: impl Fn() -> bool) {
     let wait = async {
         while !met() {

@@ -29,6 +29,7 @@ use crate::{
     slabs::{Slab, Slabs},
     status::{self, Fault},
     table::{Slot, Value},
+    writing::Taken,
 };
 
 /// A cut is read in parts of this size. Each costs a call of the plugin.
@@ -184,6 +185,8 @@ impl Session {
                 saving: core.checkpoints.saving(),
             };
             let work = async {
+                // Held until the last object is written or given up.
+                let _names = task.names()?;
                 let met = (&mut ticket.meetings).await;
                 let meetings = met.map_err(|error| {
                     status::of(Code::Unknown, format!("a save broke off: {error}"))
@@ -306,6 +309,21 @@ struct Job {
 }
 
 impl Task {
+    /// Takes the names of the arrays of which this worker writes anything.
+    fn names(&self) -> Result<Taken, StatusProto> {
+        let plans = self.arrays.iter().map(|writing| &writing.plan);
+        let names = plans
+            .filter(|plan| plan.writes_metadata || !plan.pieces.is_empty())
+            .map(|plan| (plan.array.location.clone(), plan.array.name.clone()));
+        self.core.writing.take(names).map_err(|(location, name)| {
+            let place = &self.core.place;
+            let message = format!(
+                "{place}, array '{name}': another save is writing it to '{location}'; wait for that to end, or save elsewhere"
+            );
+            status::of(Code::FailedPrecondition, message)
+        })
+    }
+
     async fn write_all(self) -> Result<(), StatusProto> {
         let mut jobs = Vec::new();
         for (array, writing) in self.arrays.iter().enumerate() {
