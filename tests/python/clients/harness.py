@@ -24,7 +24,19 @@ if jax.version.__version_info__ < (0, 12):
 
     pathwaysutils.initialize()
 
+# What a pipe takes at once, so that nothing that libraries log comes in between (PIPE_BUF of Linux).
+AT_ONCE = 4096
+
 _checks = []
+
+
+def say(line):
+    """Tells what a check came to, in a line of its own; of a long detail, its end."""
+    sys.stdout.flush()
+    while len(text := f"\n{MARK}{json.dumps(line)}\n".encode()) > AT_ONCE and line["detail"]:
+        detail = line["detail"]
+        line = {**line, "detail": detail[len(detail) // 8 + 1 :]}
+    os.write(sys.stdout.fileno(), text)
 
 
 class Skip(Exception):
@@ -82,8 +94,7 @@ def main():
         except BaseException:  # pylint: disable=broad-exception-caught
             result, detail = "failed", traceback.format_exc()
             failed += 1
-        line = {"name": function.__name__, "result": result, "detail": detail, "seconds": round(time.monotonic() - start, 2)}
-        print(MARK + json.dumps(line), flush=True)
+        say({"name": function.__name__, "result": result, "detail": detail, "seconds": round(time.monotonic() - start, 2)})
     # Not sys.exit: an exception at the interpreter's shutdown must not hide behind a clean status.
     sys.stdout.flush()
     return 1 if failed else 0
