@@ -154,6 +154,19 @@ unsafe extern "C" fn handle<T: Target>(
     unsafe { enter(frame, T::call) }
 }
 
+/// Refuses call frames that lack a field.
+fn known_size(size: usize) -> Result<(), Failure> {
+    if size < size_of::<sys::XLA_FFI_CallFrame>() {
+        return Err(Failure::new(
+            Code::FailedPrecondition,
+            format!(
+                "XLA's call frame has {size} bytes, fewer than any version that waystation knows"
+            ),
+        ));
+    }
+    Ok(())
+}
+
 /// # Safety
 ///
 /// `frame` is null or a call frame of XLA's FFI, valid with all that it points to until this returns.
@@ -168,14 +181,7 @@ unsafe fn enter(
     let (size, api) = unsafe { ((*frame).struct_size, (*frame).api) };
     // Nothing may unwind into XLA.
     let result = catch_unwind(AssertUnwindSafe(|| {
-        if size < size_of::<sys::XLA_FFI_CallFrame>() {
-            return Err(Failure::new(
-                Code::FailedPrecondition,
-                format!(
-                    "XLA's call frame has {size} bytes, fewer than any version that waystation knows"
-                ),
-            ));
-        }
+        known_size(size)?;
         // SAFETY: a frame of this size has every field; passed on from this function's contract.
         unsafe {
             if let Some(metadata) = metadata(frame) {

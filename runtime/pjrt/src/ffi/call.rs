@@ -7,7 +7,7 @@
 use super::element::packed_bits;
 use super::frame::{Buffer, raw_attributes};
 use super::future::{Functions, Hold, REGISTERING, remember};
-use super::{CALLS, Failure, describe, metadata, report};
+use super::{CALLS, Failure, describe, known_size, metadata, report};
 use crate::api::slice;
 use crate::context::{self, UserData};
 use crate::error::{Code, Error};
@@ -79,14 +79,7 @@ pub(super) unsafe fn enter(
     // SAFETY: not null, hence a frame; every frame has these two first.
     let (size, api) = unsafe { ((*frame).struct_size, (*frame).api) };
     let prepared = || {
-        if size < size_of::<sys::XLA_FFI_CallFrame>() {
-            return Err(Failure::new(
-                Code::FailedPrecondition,
-                format!(
-                    "XLA's call frame has {size} bytes, fewer than any version that waystation knows"
-                ),
-            ));
-        }
+        known_size(size)?;
         // SAFETY: a frame of this size has every field; passed on from this function's contract.
         unsafe {
             if let Some(metadata) = metadata(frame) {
