@@ -129,25 +129,7 @@ pub async fn export(
 fn source(item: &Item, array: &Array, options: &Options, memory: &Memory) -> Result<Source> {
     let reader = Reader::open(item, array, memory)?;
     let from = reader.metadata.dtype;
-    let wanted = options
-        .casts
-        .iter()
-        .rfind(|(pattern, _)| pattern.matches(&array.name));
-    let dtype = match wanted {
-        Some((_, to)) if item.prng_impl(&array.name).is_none() => *to,
-        _ => from,
-    };
-    let cast = if dtype == from {
-        None
-    } else {
-        let cast = Cast::new(from, dtype);
-        Some(cast.ok_or_else(|| {
-            let (name, from, to) = (&array.name, from.v3_name(), dtype.v3_name());
-            Error::Asked(format!(
-                "array {name:?} is {from}, which cannot be cast to {to}"
-            ))
-        })?)
-    };
+    let (dtype, cast) = Cast::asked(&options.casts, item, &array.name, from)?;
     Ok(Source {
         reader,
         cast,

@@ -7,6 +7,10 @@
 use waystation_checkpoint::zarr::DType;
 use waystation_proto::xla::PrimitiveType as P;
 
+use crate::item::Item;
+use crate::pattern::Pattern;
+use crate::{Error, Result};
+
 /// What elements of a type are.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Class {
@@ -251,6 +255,34 @@ impl Cast {
             source,
             target,
         })
+    }
+
+    /// The type that an array of an item is to have, by the last pattern that matches its name, and the cast to it if it has
+    /// another one. A key's words are no numbers and stay.
+    ///
+    /// # Errors
+    /// There is no such cast.
+    pub(crate) fn asked(
+        casts: &[(Pattern, DType)],
+        item: &Item,
+        name: &str,
+        from: DType,
+    ) -> Result<(DType, Option<Cast>)> {
+        let wanted = casts.iter().rfind(|(pattern, _)| pattern.matches(name));
+        let to = match wanted {
+            Some((_, to)) if item.prng_impl(name).is_none() => *to,
+            _ => from,
+        };
+        if to == from {
+            return Ok((from, None));
+        }
+        let Some(cast) = Cast::new(from, to) else {
+            let (from, to) = (from.v3_name(), to.v3_name());
+            return Err(Error::Asked(format!(
+                "array {name:?} is {from}, which cannot be cast to {to}"
+            )));
+        };
+        Ok((to, Some(cast)))
     }
 
     /// Casts elements, all little-endian.

@@ -35,29 +35,7 @@ impl Plan {
     ) -> Result<Plan> {
         let reader = Reader::open(item, array, memory)?;
         let from = reader.metadata.dtype;
-        let wanted = options
-            .casts
-            .iter()
-            .rfind(|(pattern, _)| pattern.matches(&array.name));
-        let is_key = item.prng_impl(&array.name).is_some();
-        let dtype = match wanted {
-            // The words of a key are no numbers.
-            Some((_, to)) if !is_key => *to,
-            _ => from,
-        };
-        let cast = if dtype == from {
-            None
-        } else {
-            let cast = Cast::new(from, dtype);
-            Some(cast.ok_or_else(|| {
-                Error::Asked(format!(
-                    "array {:?} is {}, which cannot be cast to {}",
-                    array.name,
-                    from.v3_name(),
-                    dtype.v3_name()
-                ))
-            })?)
-        };
+        let (dtype, cast) = Cast::asked(&options.casts, item, &array.name, from)?;
         let format = layout.format();
         let codec = match options.compression {
             None if reader.is_compressed() => format.orbax_codec(),
