@@ -9,3 +9,4 @@ pub mod jaxlib;
 pub mod null_server;
 pub mod processes;
 pub mod raw;
+pub mod shards;

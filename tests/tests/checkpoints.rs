@@ -17,13 +17,10 @@ use serde_json::{Value, json};
 use waystation_client::{Client, Error, Request, Response, request};
 use waystation_proto::xla::{
     OpSharding,
-    ifrt::{
-        Serialized,
-        proxy::{CompileRequest, DisassembleIntoSingleDeviceArraysRequest},
-    },
+    ifrt::{Serialized, proxy::CompileRequest},
     op_sharding,
 };
-use waystation_tests::cluster::Cluster;
+use waystation_tests::{cluster::Cluster, shards::shards};
 
 /// Each layout's arrays by name, as `expected.json` lists them.
 type Expected = BTreeMap<String, BTreeMap<String, Value>>;
@@ -116,27 +113,6 @@ async fn compile(client: &Client, program: &Value) -> Result<u64, Error> {
     }
 }
 
-/// The bytes of an array's two shards, one after the other.
-async fn fetch(client: &Client, array: u64) -> Result<Vec<u8>, Error> {
-    let handles = vec![client.handle(), client.handle()];
-    let request = DisassembleIntoSingleDeviceArraysRequest {
-        array_handle: array,
-        result_handles: handles.clone(),
-        ..Default::default()
-    };
-    client
-        .call(Request::DisassembleIntoSingleDeviceArraysRequest(request))
-        .await?;
-    let mut bytes = Vec::new();
-    for handle in handles {
-        let buffer = client.handle();
-        client.call(request::copy_to_host(handle, buffer)).await?;
-        bytes.extend_from_slice(&client.lookup(buffer).await?);
-        client.delete(buffer).await?;
-    }
-    Ok(bytes)
-}
-
 /// As bytes, and without what lies above the bits of types below eight bits: nobody says what that is.
 fn elements(bytes: impl IntoIterator<Item = u8>, dtype: &str) -> Vec<u8> {
     let bits = match dtype {
@@ -177,9 +153,10 @@ async fn every_type_that_orbax_stores_is_restored() {
             .expect("started");
         for ((name, about), array) in arrays.into_iter().zip(results) {
             let dtype = about["dtype"].as_str().expect("a name");
-            let found = fetch(&client, array)
+            let found = shards(&client, array, 2)
                 .await
-                .unwrap_or_else(|error| panic!("{layout} {name}: {error}"));
+                .unwrap_or_else(|error| panic!("{layout} {name}: {error}"))
+                .concat();
             let wanted = of_hex(about["hex"].as_str().expect("hex"));
             assert_eq!(
                 elements(found, dtype),

@@ -10,13 +10,13 @@ use waystation_proto::xla::{
         d_type_proto::Kind,
         proto::ArrayCopySemantics,
         proxy::{
-            BitcastArraysRequest, DeleteArrayRequest, DestructArrayRequest,
-            DisassembleIntoSingleDeviceArraysRequest, IsArrayDeletedRequest, ReshardArraysRequest,
+            BitcastArraysRequest, DeleteArrayRequest, DestructArrayRequest, IsArrayDeletedRequest,
+            ReshardArraysRequest,
         },
     },
     op_sharding,
 };
-use waystation_tests::cluster::Cluster;
+use waystation_tests::{cluster::Cluster, shards::shards};
 
 const INVALID_ARGUMENT: Option<i32> = Some(3);
 const UNIMPLEMENTED: Option<i32> = Some(12);
@@ -104,27 +104,6 @@ async fn bitcast(client: &Client, array: u64, spec: ArraySpecProto) -> Result<u6
         .call(Request::BitcastArraysRequest(request))
         .await
         .map(|_| result)
-}
-
-/// The bytes of each shard.
-async fn shards(client: &Client, array: u64, devices: usize) -> Result<Vec<Bytes>, Error> {
-    let handles: Vec<u64> = (0..devices).map(|_| client.handle()).collect();
-    let request = DisassembleIntoSingleDeviceArraysRequest {
-        array_handle: array,
-        result_handles: handles.clone(),
-        ..Default::default()
-    };
-    client
-        .call(Request::DisassembleIntoSingleDeviceArraysRequest(request))
-        .await?;
-    let mut bytes = Vec::new();
-    for handle in handles {
-        let buffer = client.handle();
-        client.call(request::copy_to_host(handle, buffer)).await?;
-        bytes.push(client.lookup(buffer).await?);
-        client.delete(buffer).await?;
-    }
-    Ok(bytes)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
