@@ -186,8 +186,7 @@ class CheckpointParts:
             gcs.DOUBLE = self.sides.null_binary.with_name("gcs_double")
             url = stack.enter_context(gcs.double(folder, "bench"))
             gcs.order(url, "limits", paced=False, latency_ms=latency)
-            client = gcs.client_environment(url)
-            del client["JAX_PLATFORMS"]
+            client = gcs.orbax_environment(url)
             native = stack.enter_context(self.sides.native(env={**NATIVE, **client}))
             env = {**gcs.server_environment(url), **client}
             for name, ocdbt, checkpoint_format in LAYOUTS:

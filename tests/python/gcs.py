@@ -26,6 +26,11 @@ def client_environment(url):
     }
 
 
+def orbax_environment(url):
+    """The same for a client on any platform."""
+    return {name: value for name, value in client_environment(url).items() if name != "JAX_PLATFORMS"}
+
+
 def server_environment(url):
     """What leads Waystation there."""
     return {"GOOGLE_BASE_URL": url, "GOOGLE_BEARER_TOKEN": "token"}

@@ -41,9 +41,7 @@ def on_double(double, tmp_path_factory):
 
 def environment_of(double):
     """Of a client whose Orbax finds the double, whatever its platform."""
-    found = {**gcs.client_environment(double), **X64}
-    del found["JAX_PLATFORMS"]
-    return found
+    return {**gcs.orbax_environment(double), **X64}
 
 
 def name_in(folder, double):

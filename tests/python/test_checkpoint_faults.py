@@ -41,9 +41,7 @@ def on_double(tmp_path, double):
 
 def environment_of(double):
     """Of a client whose Orbax finds the double, whatever its platform."""
-    found = {**gcs.client_environment(double), **X64}
-    del found["JAX_PLATFORMS"]
-    return found
+    return {**gcs.orbax_environment(double), **X64}
 
 
 def objects(double, prefix):
