@@ -190,16 +190,6 @@ class Cluster:
             self._log_file.close()
 
 
-def server_processes():
-    """Every running process of the binary under test."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"]
-        if words and pathlib.Path(words[0]).name == BINARY.name:
-            found.append(process)
-    return found
-
-
 @pytest.fixture(scope="session")
 def clusters(tmp_path_factory):
     """Gives the cluster of a shape, and of further flags: clusters(workers, devices_per_worker, ...)."""

@@ -24,6 +24,34 @@ check() { # NAME COMMAND...
     fi
 }
 
+# A check beside the others, whose output comes when it is waited for.
+beside_name="" beside_pid="" beside_output=""
+trap '[ -z "$beside_pid" ] || kill "$beside_pid" 2>/dev/null; rm -rf "$beside_output"' EXIT
+start_beside() { # NAME COMMAND...
+    beside_name=$1 beside_output=$(mktemp -d)
+    shift
+    (
+        # Of its own: bash lets what runs in the background ignore Ctrl-C.
+        trap 'kill $!' TERM
+        "$@" >"$beside_output/log" 2>&1 &
+        wait $!
+        status=$?
+        echo "$SECONDS" >"$beside_output/end"
+        exit $status
+    ) &
+    beside_pid=$!
+    beside_since=$SECONDS
+}
+
+finish_beside() {
+    local result=passed
+    wait "$beside_pid" || { result=FAILED failed=1; }
+    beside_pid=""
+    printf '\n==== %s\n' "$beside_name"
+    cat "$beside_output/log"
+    record "$beside_name" $result $(($(cat "$beside_output/end") - beside_since))
+}
+
 skip() { # NAME REASON
     record "$1" "not run: $2" 0
 }
@@ -55,12 +83,17 @@ check "lints" cargo clippy --workspace --all-targets --locked --quiet -- -D warn
 RUSTDOCFLAGS="-D warnings" check "documentation" cargo doc --workspace --no-deps --locked --quiet
 check "rust tests" cargo test --workspace --locked --no-fail-fast --quiet
 
+end_to_end_name() { # VENV
+    "$1/bin/python" -c 'import sys, jax; print("end to end, Python %d.%d, JAX %s" % (*sys.version_info[:2], jax.__version__))'
+}
+
 if check "release binaries" cargo build --release --locked --bin waystation --bin null_server --bin load --bin cache_bench --bin checkpoint_bench --bin gcs_double && [ $venv = 0 ]; then
-    check "end to end, $(.venv/bin/python -c 'import sys, jax; print("Python %d.%d, JAX %s" % (*sys.version_info[:2], jax.__version__))')" \
-        .venv/bin/python -m pytest -q -p no:cacheprovider tests/python
+    # Both at once: they wait more than they compute, and each has clusters and folders of its own.
+    suite=(-m pytest -q -p no:cacheprovider tests/python)
+    [ $second = 0 ] && start_beside "$(end_to_end_name .venv311)" .venv311/bin/python "${suite[@]}"
+    check "$(end_to_end_name .venv)" .venv/bin/python "${suite[@]}"
     if [ $second = 0 ]; then
-        check "end to end, $(.venv311/bin/python -c 'import sys, jax; print("Python %d.%d, JAX %s" % (*sys.version_info[:2], jax.__version__))')" \
-            .venv311/bin/python -m pytest -q -p no:cacheprovider tests/python
+        finish_beside
     else
         skip "end to end, second Python" "no second environment"
     fi
