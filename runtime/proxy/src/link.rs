@@ -142,6 +142,7 @@ impl Link {
             link_version: LINK_VERSION,
             build_id: BUILD_ID.to_owned(),
             device_ids,
+            ..Attach::default()
         });
         let mut replies = client(control)
             .session(Ops::new(&queue, attach))

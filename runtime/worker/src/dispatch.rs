@@ -150,6 +150,8 @@ impl Dispatch {
         outbox.send(reply::Reply::Attached(Attached {
             window,
             local_memory: self.core.segments.announcement(),
+            collectives_address: String::new(),
+            cannot_span: "programs that span workers are not built".to_owned(),
         }));
         self.session = Some(Session::new(
             Arc::clone(&self.core),

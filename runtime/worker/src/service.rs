@@ -12,8 +12,8 @@ use tonic::{Request, Response, Status, Streaming};
 use waystation_proto::{
     tensorflow::StatusProto,
     waystation::worker::{
-        DataFrame, DataHeader, FetchDataRequest, LocalPut, Op, PutDataReply, Reply, WorkerStatus,
-        WorkerStatusRequest, op, worker_server::Worker,
+        DataFrame, DataHeader, FetchDataRequest, FetchExecutableRequest, LocalPut, Op,
+        PutDataReply, Reply, WorkerStatus, WorkerStatusRequest, op, worker_server::Worker,
     },
 };
 
@@ -49,6 +49,7 @@ pub(crate) struct Service {
 impl Worker for Service {
     type SessionStream = Pin<Box<dyn Stream<Item = Result<Reply, Status>> + Send>>;
     type PutLocalStream = local::Replies;
+    type FetchExecutableStream = Pin<Box<dyn Stream<Item = Result<DataFrame, Status>> + Send>>;
     type FetchDataStream = Pin<Box<dyn Stream<Item = Result<DataFrame, Status>> + Send>>;
 
     async fn session(
@@ -167,6 +168,15 @@ impl Worker for Service {
         Ok(Response::new(Box::pin(tokio_stream::iter(frames(
             epoch, transfer, copied,
         )))))
+    }
+
+    async fn fetch_executable(
+        &self,
+        _: Request<FetchExecutableRequest>,
+    ) -> Result<Response<Self::FetchExecutableStream>, Status> {
+        Err(Status::unimplemented(
+            "programs that span workers are not built",
+        ))
     }
 
     async fn get_status(

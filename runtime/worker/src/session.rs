@@ -174,6 +174,9 @@ impl Session {
             op::Op::SaveArrays(op) => self.save_arrays(op),
             op::Op::RestoreArrays(op) => self.restore_arrays(op),
             op::Op::Cancel(op) => self.cancel(op.request),
+            // This worker says that it takes no part in programs that span workers.
+            op::Op::Peers(_) => {}
+            op::Op::Load(op) => self.refuse_load(&op),
         }
         self.settle();
     }

@@ -152,6 +152,7 @@ impl Session {
                     options,
                     device_ids: devices.clone(),
                     xla_flags: self.shared.xla_flags.clone(),
+                    processes: Vec::new(),
                 }),
             )
             .await;

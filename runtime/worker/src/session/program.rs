@@ -8,7 +8,7 @@ use std::{
 };
 
 use tokio::{runtime::Handle, task::AbortHandle};
-use waystation_proto::waystation::worker::{Compile, CompileDone, reply};
+use waystation_proto::waystation::worker::{Compile, CompileDone, Load, reply};
 
 use super::Session;
 pub(super) use crate::compiler::Loaded;
@@ -80,6 +80,8 @@ impl Session {
             options,
             device_ids,
             xla_flags,
+            // Not built: devices of others are refused below.
+            processes: _,
         } = op;
         let state = RefCell::new(State::Compiling {
             waits: Vec::new(),
@@ -148,6 +150,16 @@ impl Session {
         Err(status::unimplemented(format!(
             "programs that span workers are not built: this worker has no devices {foreign:?} of those of the program"
         )))
+    }
+
+    pub(super) fn refuse_load(&self, op: &Load) {
+        self.outbox.send(reply::Reply::CompileDone(CompileDone {
+            request: op.request,
+            status: Some(status::unimplemented(
+                "programs that span workers are not built",
+            )),
+            info: None,
+        }));
     }
 
     fn compiled(&mut self, request: u64, executable: u64, result: Result<Arc<Loaded>, Fault>) {

@@ -177,6 +177,7 @@ impl Session {
             link_version: waystation_proto::LINK_VERSION,
             build_id: "test".to_owned(),
             device_ids: (0..8).collect(),
+            ..Attach::default()
         };
         ops.send(Op {
             op: Some(op::Op::Attach(attach)),
@@ -465,6 +466,7 @@ impl Session {
             options,
             device_ids: device_ids.to_vec(),
             xla_flags: Vec::new(),
+            processes: Vec::new(),
         }))
         .await;
     }
