@@ -8,6 +8,7 @@
 //! | file | holds |
 //! | --- | --- |
 //! | `cluster` | who is in which place, and which device ids follow from that (pure) |
+//! | `instance_type` | what `tpuv6e:4x4` means: machines, devices, their places (pure) |
 //! | `holds` | which proxy has the workers, who waits, lease epochs (pure) |
 //! | `state` | the two behind one lock, with a change signal |
 //! | `life` | one worker's registration, from Hello to its death |
@@ -19,10 +20,12 @@ mod accept;
 pub mod client;
 mod cluster;
 mod holds;
+mod instance_type;
 mod life;
 mod serve;
 mod service;
 mod state;
 
 pub use accept::patient;
+pub use instance_type::{DevicePlace, InstanceType, InstanceTypeError};
 pub use serve::{Config, DEFAULT_LEASE, Error, serve};
