@@ -84,8 +84,13 @@ pub(crate) enum Stop {
     Failure(Failure),
 }
 
-/// Environment variables of Pathways and of TPU machines that stand in for a flag of a worker, after `WAYSTATION_...`.
-const OTHER_NAMES: &[(&str, &str)] = &[("slice", "MEGASCALE_SLICE_ID"), ("task", "TPU_WORKER_ID")];
+/// Environment variables of Pathways, of TPU machines and of Kubernetes' indexed jobs that stand in for a flag of a worker,
+/// after `WAYSTATION_...`; the first one that is set does.
+const OTHER_NAMES: &[(&str, &str)] = &[
+    ("slice", "MEGASCALE_SLICE_ID"),
+    ("task", "TPU_WORKER_ID"),
+    ("task", "JOB_COMPLETION_INDEX"),
+];
 
 /// Understands a whole command line, program name first.
 pub(crate) fn parse(argv: Vec<OsString>) -> Result<Parsed, Stop> {
@@ -158,17 +163,14 @@ fn with_variables(command: clap::Command) -> clap::Command {
 /// The variable that stands in for a flag.
 fn variable(command: &str, flag: &str) -> String {
     let own = format!("WAYSTATION_{}", flag.to_uppercase());
-    let other = OTHER_NAMES
-        .iter()
-        .find(|(name, _)| command == "worker" && *name == flag);
-    match other {
-        Some((_, other))
-            if std::env::var_os(&own).is_none() && std::env::var_os(other).is_some() =>
-        {
-            (*other).to_owned()
-        }
-        _ => own,
+    if command != "worker" || std::env::var_os(&own).is_some() {
+        return own;
     }
+    let others = OTHER_NAMES.iter().filter(|(name, _)| *name == flag);
+    others
+        .map(|(_, other)| (*other).to_owned())
+        .find(|other| std::env::var_os(other).is_some())
+        .unwrap_or(own)
 }
 
 /// Names of all boolean flags.

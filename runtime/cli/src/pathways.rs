@@ -22,7 +22,6 @@ pub(crate) const WITHOUT_EFFECT: &[(&str, &str)] = &[
         "enforce_kernel_ipv6_support",
         "addresses of both families are taken",
     ),
-    ("instance_type", "the workers say what devices they have"),
     (
         "num_elastic_slices",
         "slices that may be missing are not built yet",

@@ -7,7 +7,9 @@ use tonic::transport::{Server, server::TcpIncoming};
 use tracing::info;
 use waystation_proto::waystation::scheduler::resource_manager_server::ResourceManagerServer;
 
-use crate::{accept::patient, cluster::Cluster, service::Service, state::State};
+use crate::{
+    accept::patient, cluster::Cluster, instance_type::InstanceType, service::Service, state::State,
+};
 
 /// How long a silent worker counts as alive. Beats come each second; ten of them may be lost on a busy machine.
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(10);
@@ -27,7 +29,9 @@ pub struct Config {
     pub listener: TcpListener,
     /// Slices of a full cluster, at least 1.
     pub expected_slices: u32,
-    /// Workers of each slice; none: the first worker's `slice_tasks` decides.
+    /// What each slice is to be.
+    pub instance_type: Option<InstanceType>,
+    /// Workers of each slice; none: the instance type's machines, or else the first worker's `slice_tasks` decides.
     pub workers_per_slice: Option<u32>,
     /// How long a silent worker counts as alive.
     pub lease: Duration,
@@ -39,6 +43,7 @@ impl Config {
         Config {
             listener,
             expected_slices: 1,
+            instance_type: None,
             workers_per_slice: None,
             lease: DEFAULT_LEASE,
         }
@@ -70,11 +75,11 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
     let listener = tokio::net::TcpListener::from_std(config.listener).map_err(Error::Listener)?;
     let address = listener.local_addr().map_err(Error::Listener)?;
     let tasks = TaskTracker::new();
+    let hosts = config.instance_type.as_ref().map(InstanceType::hosts);
+    let workers_per_slice = config.workers_per_slice.or(hosts);
     let service = Service {
-        state: State::new(Cluster::new(
-            config.expected_slices,
-            config.workers_per_slice,
-        )),
+        state: State::new(Cluster::new(config.expected_slices, workers_per_slice)),
+        instance_type: config.instance_type.map(|instance| instance.to_string()),
         lease: config.lease,
         stop: shutdown.clone(),
         tasks: tasks.clone(),
@@ -82,7 +87,7 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
     let service = ResourceManagerServer::new(service)
         .max_decoding_message_size(usize::MAX)
         .max_encoding_message_size(usize::MAX);
-    info!(%address, slices = config.expected_slices, workers_per_slice = config.workers_per_slice, "resource manager ready");
+    info!(%address, slices = config.expected_slices, workers_per_slice, "resource manager ready");
     // A peer that vanished without closing its connection is found by HTTP/2 pings within the lease.
     let server = Server::builder()
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)

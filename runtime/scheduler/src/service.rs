@@ -27,6 +27,7 @@ const MAX_PROXY_NAME_CHARS: usize = 128;
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) state: Arc<State>,
+    pub(crate) instance_type: Option<String>,
     pub(crate) lease: Duration,
     pub(crate) stop: CancellationToken,
     pub(crate) tasks: TaskTracker,
@@ -99,7 +100,10 @@ impl ResourceManager for Service {
         &self,
         _: Request<SchedulerStatusRequest>,
     ) -> Result<Response<SchedulerStatus>, Status> {
-        Ok(Response::new(self.state.status()))
+        Ok(Response::new(SchedulerStatus {
+            instance_type: self.instance_type.clone().unwrap_or_default(),
+            ..self.state.status()
+        }))
     }
 }
 

@@ -68,6 +68,7 @@ impl State {
             expected_workers: inner.cluster.expected().unwrap_or(0),
             workers: inner.cluster.workers(),
             progress: inner.cluster.progress(),
+            ..SchedulerStatus::default()
         }
     }
 

@@ -197,6 +197,24 @@ async fn a_proxy_sees_workers_come_go_and_come_back_under_one_epoch() {
 }
 
 #[tokio::test]
+async fn an_instance_type_says_how_many_workers_a_slice_has() {
+    let listener = any_port();
+    let address = listener.local_addr().unwrap().to_string();
+    let stop = CancellationToken::new();
+    let config = Config {
+        expected_slices: 2,
+        instance_type: Some("tpuv6e:2x4".parse().unwrap()),
+        ..Config::new(listener)
+    };
+    let served = tokio::spawn(serve(config, stop.clone()));
+    let status = client::status(&address).await.unwrap();
+    assert_eq!(status.instance_type, "tpuv6e:2x4");
+    assert_eq!(status.expected_workers, 4);
+    stop.cancel();
+    timeout(PATIENCE, served).await.unwrap().unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn a_second_proxy_is_told_to_wait_and_gets_the_workers_under_a_greater_epoch() {
     let manager = start(1, any_port());
     let _worker = manager.worker(0).await;

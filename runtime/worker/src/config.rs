@@ -18,7 +18,7 @@ pub struct Config {
     pub slice: u32,
     /// The worker's number in its slice.
     pub task: u32,
-    /// Workers of the slice.
+    /// Workers of the slice; 0: the resource manager knows.
     pub slice_tasks: u32,
     /// The PJRT plugin's shared library.
     pub plugin: PathBuf,

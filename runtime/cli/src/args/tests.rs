@@ -81,8 +81,9 @@ fn run_keeps_the_command_line_behind_the_dashes() {
 #[test]
 fn server_is_resource_manager_or_worker() {
     let parsed = line("w server --node_type=resource_manager --server_port=29001 --instance_count=2 --instance_type=tpuv6e:2x2").unwrap();
-    assert!(matches!(&parsed.command, Command::ResourceManager(args) if args.slices == 2));
-    assert_eq!(parsed.warnings.len(), 1);
+    assert!(matches!(&parsed.command, Command::ResourceManager(args)
+            if args.slices == 2 && args.instance_type.as_ref().is_some_and(|instance| instance.hosts() == 1)));
+    assert!(parsed.warnings.is_empty());
     let parsed = line("w server --server_port=29005 --resource_manager_address=h:29001 --gcs_scratch_location=gs://b/t").unwrap();
     assert!(
         matches!(&parsed.command, Command::Worker(args) if args.cache.gcs_scratch_location.as_deref() == Some("gs://b/t"))
@@ -114,6 +115,8 @@ fn mistakes_are_one_line_with_what_to_do() {
     assert!(failure("w").contains("--help"));
     assert!(failure("w frobnicate").contains("frobnicate"));
     assert!(failure("w server --node_type=head").contains("head"));
+    let wrong = failure("w server --node_type=resource_manager --instance_type=tpuv9:2x2");
+    assert!(wrong.contains("tpuv6e"), "{wrong}");
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use waystation_scheduler::InstanceType;
+
 use crate::{
     args::RoleArgs,
     error::Failure,
@@ -23,7 +25,10 @@ pub(crate) struct Args {
     #[arg(long = "slices", visible_alias = "instance_count", value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) slices: u32,
-    /// Workers of each slice; the first worker's --slice_tasks decides when not given
+    /// What each slice is: cpu:DEVICES, or a type of TPU slices such as tpuv6e:4x4
+    #[arg(long = "instance_type", value_name = "TYPE:TOPOLOGY")]
+    pub(crate) instance_type: Option<InstanceType>,
+    /// Workers of each slice [default: the machines of --instance_type]; without either the first worker's --slice_tasks decides when not given
     #[arg(long = "workers", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) workers: Option<u32>,
     /// Seconds after which a silent worker counts as dead
@@ -56,6 +61,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let address = listen::address(&listener)?;
     let config = waystation_scheduler::Config {
         expected_slices: args.slices,
+        instance_type: args.instance_type,
         workers_per_slice: args.workers,
         lease: Duration::from_secs(args.lease_seconds),
         ..waystation_scheduler::Config::new(listener)

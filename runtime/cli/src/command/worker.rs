@@ -33,7 +33,7 @@ pub(crate) struct Args {
     /// The number of this worker in its slice, from 0
     #[arg(long = "task", value_name = "N", default_value_t = 0)]
     pub(crate) task: u32,
-    /// Workers of the slice [default: as many as TPU_WORKER_HOSTNAMES has, or 1]
+    /// Workers of the slice [default: as many as TPU_WORKER_HOSTNAMES has, or as the resource manager says]
     #[arg(long = "slice_tasks", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) slice_tasks: Option<u32>,
     /// PJRT plugin: cpu, cuda, tpu, or the path of a shared library
@@ -80,8 +80,8 @@ pub(crate) struct Args {
 /// Serves until told to end.
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let hostnames = std::env::var("TPU_WORKER_HOSTNAMES").unwrap_or_default();
-    let slice_tasks = args.slice_tasks.unwrap_or_else(|| hosts(&hostnames));
-    if args.task >= slice_tasks {
+    let slice_tasks = args.slice_tasks.or_else(|| hosts(&hostnames));
+    if slice_tasks.is_some_and(|tasks| args.task >= tasks) {
         return Err(Failure::usage(format!(
             "--task={} needs --slice_tasks={} or more: a slice's workers are numbered from 0",
             args.task,
@@ -123,7 +123,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             resource_manager: Some(args.resource_manager_address),
             slice: args.slice,
             task: args.task,
-            slice_tasks,
+            slice_tasks: slice_tasks.unwrap_or_default(),
             plugin,
             plugin_options,
             lapack,
@@ -149,13 +149,13 @@ pub(crate) fn environment() -> Vec<(String, String)> {
         .collect()
 }
 
-/// Hosts of a TPU slice, from the list of their names that TPU machines have in the environment; 1 without one.
-fn hosts(list: &str) -> u32 {
+/// Hosts of a TPU slice, from the list of their names that TPU machines have in the environment.
+fn hosts(list: &str) -> Option<u32> {
     let names = list
         .split(',')
         .filter(|name| !name.trim().is_empty())
         .count();
-    u32::try_from(names).unwrap_or(u32::MAX).max(1)
+    u32::try_from(names).ok().filter(|names| *names > 0)
 }
 
 #[cfg(test)]
@@ -164,8 +164,8 @@ mod tests {
 
     #[test]
     fn a_tpu_slice_has_as_many_workers_as_hosts() {
-        assert_eq!(hosts(""), 1);
-        assert_eq!(hosts("t1v-n-0"), 1);
-        assert_eq!(hosts("a,b, c,d,"), 4);
+        assert_eq!(hosts(""), None);
+        assert_eq!(hosts("t1v-n-0"), Some(1));
+        assert_eq!(hosts("a,b, c,d,"), Some(4));
     }
 }
