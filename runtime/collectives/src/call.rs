@@ -12,16 +12,32 @@ pub enum Code {
     Unknown = 2,
     /// The program calls a collective wrongly.
     InvalidArgument = 3,
+    /// Not used here; what fails a launch may have it.
+    DeadlineExceeded = 4,
+    /// As before.
+    NotFound = 5,
+    /// As before.
+    AlreadyExists = 6,
+    /// As before.
+    PermissionDenied = 7,
     /// A bound was reached.
     ResourceExhausted = 8,
     /// Processes do not agree with each other.
     FailedPrecondition = 9,
     /// The launch failed elsewhere.
     Aborted = 10,
+    /// Not used here; what fails a launch may have it.
+    OutOfRange = 11,
     /// Not built.
     Unimplemented = 12,
+    /// Not used here; what fails a launch may have it.
+    Internal = 13,
+    /// A process cannot be reached.
+    Unavailable = 14,
     /// A process is gone.
     DataLoss = 15,
+    /// Not used here; what fails a launch may have it.
+    Unauthenticated = 16,
 }
 
 impl Code {
@@ -31,17 +47,25 @@ impl Code {
         self as i32
     }
 
-    /// The code of a number; [`Code::Unknown`] for those that are not used here.
+    /// The code of a number; [`Code::Unknown`] for what is none.
     #[must_use]
     pub fn from_number(number: i32) -> Self {
         match number {
             1 => Self::Cancelled,
             3 => Self::InvalidArgument,
+            4 => Self::DeadlineExceeded,
+            5 => Self::NotFound,
+            6 => Self::AlreadyExists,
+            7 => Self::PermissionDenied,
             8 => Self::ResourceExhausted,
             9 => Self::FailedPrecondition,
             10 => Self::Aborted,
+            11 => Self::OutOfRange,
             12 => Self::Unimplemented,
+            13 => Self::Internal,
+            14 => Self::Unavailable,
             15 => Self::DataLoss,
+            16 => Self::Unauthenticated,
             _ => Self::Unknown,
         }
     }

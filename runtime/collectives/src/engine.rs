@@ -1,6 +1,7 @@
 //! Calls of one process's partitions meet those of all others.
 
 mod exchange;
+mod gather;
 mod launch;
 mod member;
 mod plan;
@@ -85,6 +86,9 @@ struct Table {
     /// Pieces that others have asked for, of launches that are not open here yet.
     early: HashMap<u64, Vec<(Process, Key)>>,
     early_count: usize,
+    /// Processes that can start launches which are not open here yet.
+    here: HashMap<u64, Vec<Process>>,
+    here_count: usize,
     /// Launches that have ended, oldest first, and why those that failed did.
     ended: VecDeque<u64>,
     outcomes: HashMap<u64, Option<Failure>>,
@@ -96,6 +100,7 @@ impl Table {
     fn end(&mut self, launch: u64, failure: Option<Failure>) {
         self.open.remove(&launch);
         self.drop_early(launch);
+        self.drop_here(launch);
         if self.outcomes.insert(launch, failure).is_none() {
             self.ended.push_back(launch);
         }
@@ -139,11 +144,12 @@ impl Engine {
         self.0.me
     }
 
-    /// Whether no launch is open here, nor asked for by others: what this process has for them is handed to the transport.
+    /// Whether no launch is open here, nor asked for by others: what this process has for them is handed to the transport. Launches
+    /// that wait for [`Launch::here`] of some process do not count.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         let table = lock(&self.0.table);
-        table.open.is_empty() && table.early.is_empty()
+        table.early.is_empty() && table.open.values().all(|state| state.gather.waits())
     }
 
     /// Opens a launch: `placement` says for each partition on which process it runs. `number` is the same on all of these and used
@@ -166,7 +172,7 @@ impl Engine {
         if !placement.contains(&self.0.me) {
             return Err(wrong("has no partition on this process"));
         }
-        let (state, early) = {
+        let (state, early, here) = {
             let mut table = lock(&self.0.table);
             match table.outcomes.get(&number) {
                 Some(Some(failure)) => {
@@ -189,8 +195,13 @@ impl Engine {
             }
             let state = State::new(number, placement);
             table.open.insert(number, Arc::clone(&state));
-            (state, table.drop_early(number))
+            (state, table.drop_early(number), table.drop_here(number))
         };
+        for process in here {
+            if state.placement.contains(&process) {
+                state.gather.add(process);
+            }
+        }
         for (from, key) in early {
             self.receive(from, Message::Ready(key));
         }
@@ -207,6 +218,7 @@ impl Engine {
                     self.end(number, failure, false);
                 }
             }
+            Message::Here(number) => self.here_from(from, number),
             Message::Ready(key) => self.ready(from, key),
             Message::Data(transfer) => {
                 let state = lock(&self.0.table).open.get(&transfer.key.launch).cloned();
@@ -427,6 +439,7 @@ impl Engine {
         for exchange in state.fail(&failure) {
             exchange.fail(failure.clone());
         }
+        state.gather.fail(&failure);
         if tell {
             self.tell(number, &state.placement, &failure);
         }
@@ -466,6 +479,7 @@ impl Engine {
                 }
             }
             table.early.retain(|_, keys| !keys.is_empty());
+            table.drop_here_from(process);
             table.open.values().cloned().collect()
         };
         for state in open {

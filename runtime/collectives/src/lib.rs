@@ -20,6 +20,8 @@
 //!   data to bound, and no piece waits behind another that nobody takes yet.
 //! - Launches on one device run one after the other. All devices must get launches in one order, or two of them wait for
 //!   each other; that order is the caller's part.
+//! - A part of a launch that runs holds up its devices. So none is started before all processes can start theirs
+//!   ([`Launch::here`]): then all that run end, whatever waits.
 //!
 //! # Results
 //!
@@ -34,8 +36,9 @@
 //!    [`rewrite`] in the plugin's hook before scheduling, and serializes. The executable depends on program, options and number
 //!    of partitions, not on where they lie: one cache entry for all.
 //! 2. Every worker of the program loads it for any of its devices (`compile_portable_executable`).
-//! 3. The proxy numbers launches and sends each worker its part at once (*gang dispatch*); a worker takes them in the order
-//!    of their numbers. For each it calls [`Engine::open`] with the process of every partition, then executes once on each of its devices,
+//! 3. The proxy numbers launches and sends each worker its part at once (*gang dispatch*); a worker takes them in the
+//!    order in which they come. For each it calls [`Engine::open`] with the process of every partition, says [`Launch::here`] when
+//!    its part can start, and when all have said so ([`Launch::when_all_here`]) executes once on each of its devices,
 //!    on one thread a device (XLA runs cheap programs on the thread that calls), with the partition's
 //!    [`Member`] as user data of the execution. When all are done, it drops the [`Launch`].
 //! 4. If an execution fails to start, or fails, it calls [`Launch::fail`]. If a worker is lost, the transport or the lease
@@ -51,5 +54,5 @@ pub mod transport;
 
 pub use call::{Call, Code, Failure, Outputs};
 pub use engine::{Engine, Launch, Member};
-pub use op::{Kind, MOST_PARTITIONS, Op, Operand, Reduction, TARGET, WrongAttribute};
+pub use op::{Kind, MOST_PARTITIONS, Op, Operand, Reduction, TARGET, VERSION, WrongAttribute};
 pub use transport::{Key, Message, Process, Transfer, Transport};

@@ -8,6 +8,10 @@ use std::fmt::Write;
 /// The name of the FFI target that every rewritten collective calls.
 pub const TARGET: &str = "waystation_collective";
 
+/// The number of this form of custom calls and of the rewrite that makes them. It is part of the cache key of rewritten programs,
+/// so another one is due with every change of what either means.
+pub const VERSION: u32 = 1;
+
 /// The most partitions that a program may have here.
 pub const MOST_PARTITIONS: u32 = 1 << 16;
 

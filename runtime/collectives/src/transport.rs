@@ -1,12 +1,14 @@
 //! What processes say to each other, and the way there.
 
 mod frame;
+mod hello;
 mod read;
 mod tcp;
 #[cfg(test)]
 mod tests;
 
-pub use tcp::{Config, Secret, Tcp};
+pub use hello::Secret;
+pub use tcp::{Config, Tcp};
 
 use crate::call::Failure;
 use bytes::Bytes;
@@ -65,6 +67,8 @@ pub enum Message {
     Ready(Key),
     /// Bytes of a piece.
     Data(Transfer),
+    /// The sender can start its part of a launch.
+    Here(u64),
     /// A launch has failed.
     Fail(u64, Failure),
 }

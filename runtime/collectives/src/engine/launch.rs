@@ -1,6 +1,7 @@
 //! What one launch has under way on this process.
 
 use super::exchange::{Exchange, Reduced, Reducer, Slot, Use, lock};
+use super::gather::Gather;
 use super::reduce;
 use super::step::{Step, View};
 use crate::call::{Failure, Outputs};
@@ -40,6 +41,7 @@ pub(super) struct State {
     pub(super) number: u64,
     pub(super) placement: Arc<[Process]>,
     pub(super) failed: Arc<AtomicBool>,
+    pub(super) gather: Gather,
     inner: Mutex<Inner>,
 }
 
@@ -128,6 +130,7 @@ impl State {
             number,
             placement,
             failed: Arc::default(),
+            gather: Gather::default(),
             inner: Mutex::default(),
         })
     }

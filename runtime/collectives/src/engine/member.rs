@@ -48,6 +48,21 @@ impl Launch {
         })
     }
 
+    /// Calls `then` once: when every process of the launch has called [`Launch::here`], or when the launch fails before that. To
+    /// be called before `here`. `then` is called on a thread of the transport or on one that uses the launch, and must not block.
+    pub fn when_all_here(&self, then: impl FnOnce(Result<(), Failure>) + Send + 'static) {
+        self.state.gather.when(Box::new(then));
+        // It may have failed between.
+        if let Some(failure) = self.failure() {
+            self.state.gather.fail(&failure);
+        }
+    }
+
+    /// Says that this process's part can start, with nothing more from outside and whatever else runs.
+    pub fn here(&self) {
+        self.engine.here(&self.state);
+    }
+
     /// Fails the launch, here and everywhere.
     pub fn fail(&self, failure: Failure) {
         self.engine.end(self.state.number, failure, true);
@@ -62,8 +77,9 @@ impl Launch {
 
 impl Drop for Launch {
     fn drop(&mut self) {
-        if self.state.close() {
-            // A call is under way, so that others wait for it too.
+        let waits = self.state.gather.waits();
+        if self.state.close() || waits {
+            // Others wait for a call that is under way, or for this part to start.
             self.fail(Failure::new(
                 Code::Aborted,
                 format!("launch {} was given up", self.number()),

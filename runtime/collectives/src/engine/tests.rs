@@ -1,6 +1,7 @@
 //! Engines of several processes in one, with messages in an order made by chance.
 
 mod failures;
+mod gather;
 mod movement;
 
 use crate::call::{Call, Failure};

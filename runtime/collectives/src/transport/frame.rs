@@ -15,6 +15,7 @@ pub(super) enum Head {
     Ready(Key),
     /// Offset and length.
     Data(Key, u64, usize),
+    Here(u64),
     /// Launch, code and length of the text.
     Fail(u64, Code, usize),
 }
@@ -22,6 +23,7 @@ pub(super) enum Head {
 const READY: u32 = 1;
 const DATA: u32 = 2;
 const FAIL: u32 = 3;
+const HERE: u32 = 4;
 
 impl Head {
     pub(super) fn write(&self) -> [u8; HEAD] {
@@ -36,6 +38,7 @@ impl Head {
         let (kind, key, offset, length) = match *self {
             Self::Ready(key) => (READY, key, 0, 0),
             Self::Data(key, offset, length) => (DATA, key, offset, length),
+            Self::Here(launch) => (HERE, none(launch), 0, 0),
             Self::Fail(launch, code, length) => {
                 let code = u64::from(code.number().unsigned_abs());
                 (FAIL, none(launch), code, length)
@@ -79,6 +82,7 @@ impl Head {
         let offset = eight(40);
         match four(0) {
             READY if length == 0 => Some(Self::Ready(key)),
+            HERE if length == 0 => Some(Self::Here(key.launch)),
             DATA if (1..=CHUNK).contains(&length) => Some(Self::Data(key, offset, length)),
             FAIL if length <= MOST_TEXT => {
                 let code = Code::from_number(i32::try_from(offset).ok()?);
@@ -112,6 +116,7 @@ mod tests {
         for head in [
             Head::Ready(key),
             Head::Data(key, 1 << 40, CHUNK),
+            Head::Here(1 << 50),
             Head::Fail(7, Code::DataLoss, 12),
         ] {
             assert_eq!(Head::read(&head.write()), Some(head));

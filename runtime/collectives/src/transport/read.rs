@@ -43,6 +43,7 @@ impl Source<'_> {
         })?;
         match head {
             Head::Ready(key) => engine.receive(from, Message::Ready(key)),
+            Head::Here(launch) => engine.receive(from, Message::Here(launch)),
             Head::Fail(launch, code, length) => {
                 let text = self.buffer(length).await?;
                 let failure = Failure::new(code, String::from_utf8_lossy(&text));

@@ -10,6 +10,7 @@
 //! A connection that breaks loses the process ([`Engine::lost`]), and one made anew finds it again.
 
 use super::frame::{Head, text};
+use super::hello::{Secret, greeted, hello, refused, timed_out};
 use super::read::read;
 use super::{CHUNK, Message, Process, Transfer, Transport};
 use crate::call::{Code, Failure};
@@ -18,46 +19,12 @@ use bytes::{Buf, Bytes};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream, ToSocketAddrs};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
-
-/// Number of the protocol between processes.
-const PROTOCOL: u32 = 1;
-const MAGIC: &[u8; 8] = b"WSTNCOLL";
-const HELLO: usize = 8 + 4 + 4 + 4 + 32;
-
-/// What all processes of a cluster know and nobody else.
-#[derive(Clone)]
-pub struct Secret([u8; 32]);
-
-impl Secret {
-    /// A secret of these bytes, which are to be random.
-    #[must_use]
-    pub fn new(bytes: [u8; 32]) -> Self {
-        Self(bytes)
-    }
-
-    /// Takes as long for any other bytes.
-    fn is(&self, other: &[u8]) -> bool {
-        other.len() == self.0.len()
-            && self
-                .0
-                .iter()
-                .zip(other)
-                .fold(0, |differ, (a, b)| differ | (a ^ b))
-                == 0
-    }
-}
-
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.write_str("Secret")
-    }
-}
 
 /// Bounds of the transport.
 #[derive(Clone, Debug)]
@@ -130,8 +97,15 @@ struct Shared {
     tasks: Mutex<JoinSet<()>>,
     /// Whether no more connections are taken.
     closed: AtomicBool,
+    /// What processes are called.
+    names: Mutex<HashMap<Process, String>>,
+    /// Told of every connection that comes or goes.
+    told: OnceLock<Told>,
     stopped: Notify,
 }
+
+/// Who is told that a process is connected (`true`), or is not any more.
+type Told = Box<dyn Fn(Process, bool) + Send + Sync>;
 
 impl std::fmt::Debug for Tcp {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -142,23 +116,16 @@ impl std::fmt::Debug for Tcp {
     }
 }
 
-fn gone(process: Process, why: &str) -> Failure {
-    Failure::new(
-        Code::DataLoss,
-        format!("the worker process {} is gone: {why}", process.0),
-    )
-}
-
 impl Transport for Tcp {
     fn send(&self, to: Process, message: Message) -> Result<(), Failure> {
         let peer = self.peers().get(&to).cloned();
         let Some(peer) = peer else {
-            return Err(gone(to, "there is no connection to it"));
+            return Err(self.gone(to, "there is no connection to it"));
         };
         {
             let mut queue = peer.queue();
             if queue.closed {
-                return Err(gone(to, "the connection to it has ended"));
+                return Err(self.gone(to, "the connection to it has ended"));
             }
             match message {
                 Message::Data(transfer) => queue.data.push_back(transfer),
@@ -188,8 +155,42 @@ impl Tcp {
             turn: Mutex::default(),
             tasks: Mutex::default(),
             closed: AtomicBool::new(false),
+            names: Mutex::default(),
+            told: OnceLock::new(),
             stopped: Notify::new(),
         }))
+    }
+
+    /// Has `told` called with every connection that comes (`true`) or goes, in this order for each process. Only the first one
+    /// given is. It must not block.
+    pub fn on_change(&self, told: impl Fn(Process, bool) + Send + Sync + 'static) {
+        let _ = self.0.told.set(Box::new(told));
+    }
+
+    /// What a process is called in failures, such as "slice 0 task 1". To be forgotten by `None`.
+    pub fn name(&self, process: Process, name: Option<String>) {
+        let mut names = self.0.names.lock().unwrap_or_else(PoisonError::into_inner);
+        match name {
+            Some(name) => names.insert(process, name),
+            None => names.remove(&process),
+        };
+    }
+
+    /// The failure of what needs a process that is gone.
+    #[must_use]
+    pub fn gone(&self, process: Process, why: &str) -> Failure {
+        let names = self.0.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let message = match names.get(&process) {
+            Some(name) => format!("worker {name} is gone: {why}"),
+            None => format!("the worker process {} is gone: {why}", process.0),
+        };
+        Failure::new(Code::DataLoss, message)
+    }
+
+    fn tell(&self, process: Process, connected: bool) {
+        if let Some(told) = self.0.told.get() {
+            told(process, connected);
+        }
     }
 
     fn peers(&self) -> MutexGuard<'_, HashMap<Process, Arc<Peer>>> {
@@ -304,7 +305,8 @@ impl Tcp {
             !mine && peers.contains_key(&process)
         };
         if !replaced {
-            engine.lost(process, &gone(process, &error.to_string()));
+            engine.lost(process, &self.gone(process, &error.to_string()));
+            self.tell(process, false);
         }
     }
 
@@ -338,9 +340,10 @@ impl Tcp {
         if let Some(before) = before {
             // It has begun anew, so what it had is gone.
             before.close();
-            engine.lost(process, &gone(process, "it has connected again"));
+            engine.lost(process, &self.gone(process, "it has connected again"));
         }
         engine.found(process);
+        self.tell(process, true);
         drop(turn);
         let tcp = self.clone();
         self.spawn(async move {
@@ -352,60 +355,6 @@ impl Tcp {
             tcp.leave(process, &peer, &engine, &error);
         });
     }
-}
-
-fn timed_out() -> io::Error {
-    io::Error::new(io::ErrorKind::TimedOut, "it did not say hello in time")
-}
-
-fn refused(what: impl Into<String>) -> io::Error {
-    io::Error::new(io::ErrorKind::ConnectionRefused, what.into())
-}
-
-fn hello(from: Process, to: Process, secret: &Secret) -> [u8; HELLO] {
-    let mut out = [0; HELLO];
-    out[..8].copy_from_slice(MAGIC);
-    out[8..12].copy_from_slice(&PROTOCOL.to_le_bytes());
-    out[12..16].copy_from_slice(&from.0.to_le_bytes());
-    out[16..20].copy_from_slice(&to.0.to_le_bytes());
-    out[20..].copy_from_slice(&secret.0);
-    out
-}
-
-#[cfg(test)]
-pub(super) fn hello_for_tests(from: Process, to: Process, secret: [u8; 32]) -> Vec<u8> {
-    hello(from, to, &Secret(secret)).to_vec()
-}
-
-/// Reads the other's hello.
-async fn greeted(stream: &mut TcpStream, me: Process, secret: &Secret) -> io::Result<Process> {
-    let mut bytes = [0; HELLO];
-    stream.read_exact(&mut bytes).await?;
-    let number = |at: usize| {
-        let mut four = [0; 4];
-        four.copy_from_slice(&bytes[at..at + 4]);
-        u32::from_le_bytes(four)
-    };
-    if &bytes[..8] != MAGIC {
-        return Err(refused("it speaks another protocol"));
-    }
-    if !secret.is(&bytes[20..]) {
-        return Err(refused("it does not know the cluster's secret"));
-    }
-    if number(8) != PROTOCOL {
-        return Err(refused(format!(
-            "it speaks version {} of the protocol between workers, and this process {PROTOCOL}",
-            number(8)
-        )));
-    }
-    if number(16) != me.0 {
-        return Err(refused(format!(
-            "it looks for process {}, and this is {}",
-            number(16),
-            me.0
-        )));
-    }
-    Ok(Process(number(12)))
 }
 
 /// Sends `first` and what is queued, until the connection breaks or is ended.
@@ -432,6 +381,7 @@ async fn write(
                 continue;
             }
             Some(Message::Ready(key)) => stream.write_all(&Head::Ready(key).write()).await,
+            Some(Message::Here(launch)) => stream.write_all(&Head::Here(launch).write()).await,
             Some(Message::Fail(launch, failure)) => {
                 let text = Bytes::copy_from_slice(text(&failure));
                 let head = Head::Fail(launch, failure.code(), text.len());

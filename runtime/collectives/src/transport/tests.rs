@@ -258,7 +258,7 @@ async fn what_is_no_message_ends_the_connection() {
     for bytes in [[0xff; HEAD], [0; HEAD]] {
         let a = node(0, Config::default()).await;
         let mut stream = TcpStream::connect(a.address).await.expect("it connects");
-        let hello = super::tcp::hello_for_tests(Process(1), Process(0), SECRET);
+        let hello = super::hello::hello_for_tests(Process(1), Process(0), SECRET);
         stream.write_all(&hello).await.expect("sent");
         let mut answer = vec![0; hello.len()];
         stream.read_exact(&mut answer).await.expect("an answer");
