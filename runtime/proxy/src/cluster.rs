@@ -1,10 +1,6 @@
 //! The devices that a client sees, and the workers behind them.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, atomic::AtomicU64},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
@@ -17,7 +13,7 @@ use waystation_proto::{
 
 use crate::{
     flags::{Flags, Verdict},
-    link::{Ids, Link},
+    link::{Gang, Ids, Link},
     status::Status,
 };
 
@@ -51,7 +47,7 @@ impl Cluster {
     /// Dials every worker of an allotment.
     async fn connect(
         allotment: &Allotment,
-        launches: &Arc<AtomicU64>,
+        gang: &Arc<Gang>,
         local_transfers: bool,
     ) -> Result<Self, Status> {
         let mut links = Vec::new();
@@ -69,7 +65,7 @@ impl Cluster {
                     worker.address.clone(),
                     allotment.epoch,
                     ids.clone(),
-                    Arc::clone(launches),
+                    gang,
                     local_transfers,
                 )
                 .await?,
@@ -84,6 +80,7 @@ impl Cluster {
                 });
             }
         }
+        gang.tell();
         let first = allotment
             .workers
             .first()
@@ -182,8 +179,8 @@ fn replace_number(text: &str, from: u32, to: i32) -> String {
 /// The newest cluster, `None` until every expected worker is there, and how far it is.
 pub(crate) type ClusterWatch = watch::Receiver<(Option<Arc<Cluster>>, String)>;
 
-/// Follows the resource manager's allotments and keeps the newest cluster connected. `launches`: the one sequence of
-/// launches for the whole proxy (D2). `flags` are asked about at the first cluster, before any session hears of it.
+/// Follows the resource manager's allotments and keeps the newest cluster connected, in one `gang`. `flags` are asked about
+/// at the first cluster, before any session hears of it.
 #[expect(
     clippy::too_many_arguments,
     reason = "what a proxy tells its one follower at its start"
@@ -191,7 +188,7 @@ pub(crate) type ClusterWatch = watch::Receiver<(Option<Arc<Cluster>>, String)>;
 pub(crate) fn follow(
     resource_manager: String,
     proxy: String,
-    launches: Arc<AtomicU64>,
+    gang: Arc<Gang>,
     ids: Arc<Ids>,
     flags: Flags,
     verdict: oneshot::Sender<Verdict>,
@@ -227,7 +224,7 @@ pub(crate) fn follow(
                     .as_ref()
                     .is_some_and(|c| c.serves(&allotment))
                 {
-                    let connected = Cluster::connect(&allotment, &launches, local_transfers).await;
+                    let connected = Cluster::connect(&allotment, &gang, local_transfers).await;
                     let checked = match connected {
                         Ok(cluster) if verdict.is_some() => {
                             let link = cluster.links.first();

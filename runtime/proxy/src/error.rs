@@ -16,4 +16,7 @@ pub enum Error {
     /// The status page's server ended with an error.
     #[error("the status page stopped")]
     StatusPage(#[source] std::io::Error),
+    /// The system gives no random numbers.
+    #[error("the system gives no random numbers")]
+    Random(#[source] std::io::Error),
 }

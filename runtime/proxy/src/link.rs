@@ -7,6 +7,7 @@
 //!
 //! A lost worker ends the wire: every reply that is awaited, and every later request, fails with DATA_LOSS.
 
+mod gang;
 mod queue;
 mod turns;
 
@@ -29,6 +30,7 @@ use waystation_proto::{
     },
 };
 
+pub(crate) use self::gang::{Gang, launch_together};
 use self::queue::{Lane, Ops, Queue};
 use crate::local::LocalMemory;
 use crate::lock::lock;
@@ -76,10 +78,16 @@ struct Wire {
     /// The worker's memory, where this process can reach it.
     local: Option<LocalMemory>,
     pending: Mutex<Pending>,
+    gang: Arc<Gang>,
+    /// The worker's number in the gang.
+    process: u32,
+    /// Why the worker takes no part in programs that span workers.
+    cannot_span: Option<String>,
 }
 
 impl Drop for Wire {
     fn drop(&mut self) {
+        self.gang.leave(self.process);
         // Ends the stream, and the worker's session with it.
         self.queue.close();
     }
@@ -129,33 +137,35 @@ impl Link {
         address: String,
         epoch: u64,
         device_ids: Vec<i32>,
-        launches: Arc<AtomicU64>,
+        gang: &Arc<Gang>,
         local_transfers: bool,
     ) -> Result<Arc<Self>, Status> {
         let lost = |e: tonic::transport::Error| status::worker_lost(&name, &e.to_string());
         // Bulk data has its own connection, so that it never shares flow control with small ops.
         let control = endpoint(&address)?.connect().await.map_err(lost)?;
         let data = endpoint(&address)?.connect().await.map_err(lost)?;
-        let queue = Queue::new(launches);
+        let process = gang.next_process();
+        let queue = Queue::new(Arc::clone(gang));
         let attach = op::Op::Attach(Attach {
             epoch,
             link_version: LINK_VERSION,
             build_id: BUILD_ID.to_owned(),
             device_ids,
-            ..Attach::default()
+            process,
+            collectives_secret: gang.secret(),
         });
         let mut replies = client(control)
             .session(Ops::new(&queue, attach))
             .await
             .map_err(|e| status::from_worker(&name, &e))?
             .into_inner();
-        let announced = match replies.next().await {
+        let attached = match replies.next().await {
             // Without a window nothing would ever leave.
             Some(Ok(Reply {
                 reply: Some(reply::Reply::Attached(attached)),
             })) => {
                 queue.credit(attached.window.max(1));
-                attached.local_memory
+                attached
             }
             Some(Ok(_)) => {
                 return Err(status::worker_lost(
@@ -166,7 +176,8 @@ impl Link {
             Some(Err(e)) => return Err(status::from_worker(&name, &e)),
             None => return Err(status::worker_lost(&name, "it closed the op stream")),
         };
-        let local = announced
+        let local = attached
+            .local_memory
             .filter(|_| local_transfers)
             .and_then(|announced| match LocalMemory::reach(&announced) {
                 Ok(local) => Some(local),
@@ -175,6 +186,13 @@ impl Link {
                     None
                 }
             });
+        let cannot_span = match attached.collectives_address.as_str() {
+            "" => Some(attached.cannot_span),
+            address => {
+                gang.join(process, &name, address, &queue);
+                None
+            }
+        };
         let wire = Arc::new(Wire {
             queue: Arc::clone(&queue),
             data: client(data),
@@ -183,6 +201,9 @@ impl Link {
                 waiting: HashMap::new(),
                 dead: None,
             }),
+            gang: Arc::clone(gang),
+            process,
+            cannot_span,
         });
         tokio::spawn(queue::sweep(queue));
         // Holds the wire weakly, or ends with the stream: a dropped wire ends the task.
@@ -236,20 +257,34 @@ impl Link {
     pub(crate) async fn call(&self, id: u64, op: op::Op) -> Answer {
         // First of all: a caller that stops waiting for it leaves nothing behind.
         let room = self.lane.room().await;
+        let answer = self.expect(id);
+        self.lane.send(op, room);
+        answer
+    }
+
+    /// The answer that will come under `id`.
+    fn expect(&self, id: u64) -> Answer {
         let (sender, receiver) = oneshot::channel();
-        {
-            let mut pending = lock(&self.wire.pending);
-            match &pending.dead {
-                Some(status) => {
-                    let _ = sender.send(Err(status.clone()));
-                }
-                None => {
-                    pending.waiting.insert(id, sender);
-                }
+        let mut pending = lock(&self.wire.pending);
+        match &pending.dead {
+            Some(status) => {
+                let _ = sender.send(Err(status.clone()));
+            }
+            None => {
+                pending.waiting.insert(id, sender);
             }
         }
-        self.lane.send(op, room);
         Answer { receiver }
+    }
+
+    /// The worker's number among those of programs that span workers.
+    pub(crate) fn process(&self) -> u32 {
+        self.wire.process
+    }
+
+    /// Why the worker takes no part in programs that span workers, where it does not.
+    pub(crate) fn cannot_span(&self) -> Option<&str> {
+        self.wire.cannot_span.as_deref()
     }
 
     /// The worker's data service.
@@ -270,6 +305,11 @@ impl Link {
     /// True once the worker is lost.
     pub(crate) fn is_dead(&self) -> bool {
         lock(&self.wire.pending).dead.is_some()
+    }
+
+    /// Why the worker is lost, once it is.
+    pub(crate) fn lost(&self) -> Option<Status> {
+        lock(&self.wire.pending).dead.clone()
     }
 
     /// Forgets a shard. Never waits.
@@ -323,6 +363,7 @@ impl Wire {
 
     fn die(&self, name: &str, why: &str) {
         let status = status::worker_lost(name, why);
+        self.gang.leave(self.process);
         let waiting = {
             let mut pending = lock(&self.pending);
             pending.dead = Some(status.clone());
@@ -359,4 +400,15 @@ impl Answer {
             .await
             .unwrap_or_else(|_| Err(status::unavailable("the link to the worker was closed")))
     }
+}
+
+/// Waits for several. All have come when this returns.
+///
+/// # Errors
+/// The first one's that has failed.
+pub(crate) async fn all(answers: Vec<Answer>) -> Result<(), Status> {
+    let answers = futures::future::join_all(answers.into_iter().map(Answer::wait)).await;
+    answers
+        .into_iter()
+        .try_for_each(|answer| answer.map(|_| ()))
 }

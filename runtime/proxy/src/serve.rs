@@ -1,9 +1,6 @@
 //! Brings a proxy up and takes it down.
 
-use std::{
-    sync::{Arc, atomic::AtomicU64},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use tokio::{
     net::{TcpListener, UnixListener, UnixStream},
@@ -23,7 +20,7 @@ use crate::{
     front::Front,
     host_buffers::HostMemory,
     large_transfers::LargeTransfers,
-    link::{CONNECTION_WINDOW_BYTES, Ids, STREAM_WINDOW_BYTES},
+    link::{CONNECTION_WINDOW_BYTES, Gang, Ids, STREAM_WINDOW_BYTES},
     quiet,
     session::{Shared, Usages},
     status_page,
@@ -58,7 +55,7 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
     let cluster = cluster::follow(
         config.resource_manager,
         address.to_string(),
-        Arc::new(AtomicU64::new(1)),
+        Gang::new().map_err(Error::Random)?,
         Arc::clone(&ids),
         Flags::new(config.xla_flags.clone()),
         sender,

@@ -7,11 +7,13 @@
 
 mod arrays;
 mod bitcast;
+mod compiled;
 mod copies;
 mod execute;
 mod foresight;
 mod init;
 mod minted;
+mod placement;
 mod plugin_program;
 mod programs;
 mod record_only;
@@ -139,7 +141,7 @@ pub(crate) struct Session {
     host_buffers: Arc<HostBuffers>,
     tables: Arc<Tables>,
     usage: usage::Usage,
-    foresight: foresight::Foresight<Answer>,
+    foresight: foresight::Foresight<Vec<Answer>>,
     next_handle: Arc<AtomicU64>,
     replies: Arc<Replies>,
     destroyed: Arc<Destroyed>,

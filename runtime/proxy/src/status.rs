@@ -43,6 +43,15 @@ pub(crate) fn worker_lost(worker: &str, why: &str) -> Status {
     )
 }
 
+/// What failed at one of several workers, with its name.
+pub(crate) fn at_worker(mut status: Status, worker: &str) -> Status {
+    // A lost worker's says whose it is.
+    if status.code != Code::DataLoss as i32 {
+        status.message = format!("worker {worker}: {}", status.message);
+    }
+    status
+}
+
 /// Something that should come has not; trying again may help.
 pub(crate) fn unavailable(message: impl Into<String>) -> Status {
     status(Code::Unavailable, message)

@@ -130,7 +130,14 @@ impl Warmer {
             device_ids,
             device_ordinals,
             xla_flags,
+            workers,
         } = recording;
+        if let Some(last) = workers.iter().max() {
+            return Err(format!(
+                "it spans {} workers; such programs are compiled where they run, and are not warmed",
+                u64::from(*last) + 1
+            ));
+        }
         let missing = device_ordinals
             .iter()
             .find(|&&ordinal| usize::try_from(ordinal).is_ok_and(|at| at >= self.devices));

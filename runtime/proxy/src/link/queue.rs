@@ -12,23 +12,28 @@
 //! the lane's next op: whatever used the thing was queued in the same lane before, and a later op finds the room that it
 //! had taken. Where no op comes soon, [`sweep`] sends it alone. A client that drops one array a step so costs no
 //! message for it.
+//!
+//! Launches that span workers leave in one order, the same from all queues ([`gang`](super::gang)). A lane whose next op is
+//! such a launch, and not the next one, waits without a turn; the lane that has the next one has its turns like any other,
+//! so that it comes to it. Lanes without such launches hear nothing of all this.
 
 use std::{
     collections::{HashMap, VecDeque},
     pin::Pin,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, Waker},
     time::Duration,
 };
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_stream::Stream;
-use waystation_proto::waystation::worker::{Op, op};
+use waystation_proto::waystation::worker::{Execute, Op, op};
 
-use super::turns::Turns;
+use super::{
+    OWN_LANE,
+    gang::{GANG_PLACES, Gang, Order, Place},
+    turns::Turns,
+};
 
 /// Ops of one session queued towards one worker before the session waits: a burst of small requests.
 const LANE_OPS: usize = 128;
@@ -43,8 +48,10 @@ const RIDE_WAIT: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(crate) struct Queue {
     inner: Mutex<Inner>,
-    /// The proxy's sequence of launches (D2): an execution gets its number when it leaves.
-    launches: Arc<AtomicU64>,
+    /// Has the proxy's sequence of launches (D2): an execution on one worker gets its number when it leaves.
+    gang: Arc<Gang>,
+    /// Places for launches that span workers.
+    places: Arc<Semaphore>,
     /// There is clean-up, or the queue is closed.
     left_behind: Notify,
 }
@@ -53,6 +60,7 @@ pub(crate) struct Queue {
 struct Inner {
     lanes: HashMap<u64, Waiting>,
     turns: Turns,
+    order: Order,
     /// [`Queue::left_behind`] has been told, and no sweep has been since.
     sweep_due: bool,
     /// Ops that may leave before the worker has taken others.
@@ -63,15 +71,34 @@ struct Inner {
     closed: bool,
 }
 
+#[derive(Debug)]
+struct Queued {
+    op: Op,
+    /// The op's place in the lane, where it has taken one.
+    room: Option<OwnedSemaphorePermit>,
+    /// Of a launch that spans workers.
+    together: Option<Place>,
+}
+
+impl Queued {
+    fn new(op: Op, room: Option<OwnedSemaphorePermit>) -> Self {
+        Self {
+            op,
+            room,
+            together: None,
+        }
+    }
+}
+
 /// What a lane has to send.
 #[derive(Debug, Default)]
 struct Waiting {
-    ops: VecDeque<(Op, Option<OwnedSemaphorePermit>)>,
+    ops: VecDeque<Queued>,
     drops: Vec<u64>,
     releases: Vec<u64>,
     /// Places of ops that have left, kept while the lane is to empty further before its session goes on.
     free: Option<OwnedSemaphorePermit>,
-    /// It is among the turns.
+    /// It is among the turns, or its turn is among those that wait for a launch.
     in_turn: bool,
     /// Its session is over: the lane goes when it is empty.
     left: bool,
@@ -86,18 +113,36 @@ impl Waiting {
         self.left && !self.in_turn && self.ops.is_empty() && !self.has_cleanup()
     }
 
+    /// Whether the next op is a launch that spans workers.
+    fn is_at_launch(&self) -> bool {
+        self.ops.front().is_some_and(|op| op.together.is_some())
+    }
+
     /// The next op; frees its place, and those of others before it.
     fn pop(&mut self) -> Option<Op> {
-        let (op, place) = self.ops.pop_front()?;
-        match (&mut self.free, place) {
-            (Some(free), Some(place)) => free.merge(place),
-            (free, Some(place)) => *free = Some(place),
+        let Queued { op, room, .. } = self.ops.pop_front()?;
+        match (&mut self.free, room) {
+            (Some(free), Some(room)) => free.merge(room),
+            (free, Some(room)) => *free = Some(room),
             (_, None) => {}
         }
         if self.ops.len() <= REFILL_OPS {
             self.free = None;
         }
         Some(op)
+    }
+
+    /// Puts an op down behind the others, with the clean-up so far.
+    fn push(&mut self, op: op::Op, room: Option<OwnedSemaphorePermit>, together: Option<Place>) {
+        while self.drops.len() > CLEANUP_IDS || self.releases.len() > CLEANUP_IDS {
+            let op = self.cleanup();
+            self.ops.push_back(Queued::new(op, None));
+        }
+        let op = Op {
+            op: Some(op),
+            ..self.cleanup()
+        };
+        self.ops.push_back(Queued { op, room, together });
     }
 
     /// The clean-up so far as an op of its own, as much of it as one op takes.
@@ -119,18 +164,20 @@ fn some(ids: &mut Vec<u64>) -> Vec<u64> {
 
 impl Queue {
     /// Nothing leaves it before [`Self::credit`].
-    pub(super) fn new(launches: Arc<AtomicU64>) -> Arc<Self> {
+    pub(super) fn new(gang: Arc<Gang>) -> Arc<Self> {
         Arc::new(Self {
             inner: Mutex::new(Inner {
                 lanes: HashMap::new(),
                 turns: Turns::default(),
+                order: Order::default(),
                 sweep_due: false,
                 credit: 0,
                 window: 0,
                 writer: None,
                 closed: false,
             }),
-            launches,
+            gang,
+            places: Arc::new(Semaphore::new(GANG_PLACES)),
             left_behind: Notify::new(),
         })
     }
@@ -142,12 +189,17 @@ impl Queue {
 
     /// Changes a lane and wakes the writer if the lane has something to send now.
     fn change(&self, lane: u64, change: impl FnOnce(&mut Waiting)) {
+        self.change_with_order(lane, |waiting, _| change(waiting));
+    }
+
+    fn change_with_order(&self, lane: u64, change: impl FnOnce(&mut Waiting, &mut Order)) {
         let mut inner = self.lock();
         if inner.closed {
             return;
         }
-        let waiting = inner.lanes.entry(lane).or_default();
-        change(waiting);
+        let Inner { lanes, order, .. } = &mut *inner;
+        let waiting = lanes.entry(lane).or_default();
+        change(waiting, order);
         let (busy, over) = (!waiting.ops.is_empty(), waiting.is_over());
         let sweep = waiting.has_cleanup() && !inner.sweep_due;
         inner.sweep_due |= sweep;
@@ -170,7 +222,7 @@ impl Queue {
     }
 
     /// Has the clean-up of lanes without ops take its turn.
-    fn send_cleanup(&self) {
+    pub(super) fn send_cleanup(&self) {
         let writer = {
             let mut inner = self.lock();
             inner.sweep_due = false;
@@ -190,10 +242,21 @@ impl Queue {
         }
     }
 
+    /// Queues an op of the proxy's own. Never waits.
+    pub(super) fn tell(&self, op: op::Op) {
+        self.change(OWN_LANE, |waiting| waiting.push(op, None, None));
+    }
+
     /// Ops that wait here.
     pub(super) fn len(&self) -> usize {
         let inner = self.lock();
         inner.lanes.values().map(|waiting| waiting.ops.len()).sum()
+    }
+
+    /// Lanes that are open or have something to send.
+    #[cfg(test)]
+    pub(super) fn lanes(&self) -> usize {
+        self.lock().lanes.len()
     }
 
     /// The worker has room for so many more ops.
@@ -216,6 +279,7 @@ impl Queue {
             let mut inner = self.lock();
             inner.closed = true;
             inner.turns.clear();
+            inner.order.clear();
             (std::mem::take(&mut inner.lanes), inner.writer.take())
         };
         // With the queued ops go their permits: senders that wait find the lane closed.
@@ -238,6 +302,11 @@ impl Queue {
                 continue;
             };
             let lane = turn.lane;
+            let together = waiting.is_at_launch();
+            if together && !inner.order.is_next(lane) {
+                inner.order.wait(turn);
+                continue;
+            }
             let op = match waiting.pop() {
                 None if waiting.has_cleanup() => Some(waiting.cleanup()),
                 // None: an op took along what the turn was for.
@@ -255,10 +324,15 @@ impl Queue {
                 }
             }
             let Some(mut op) = op else { continue };
+            if together && let Some(turn) = inner.order.left() {
+                inner.turns.resume(turn);
+            }
             inner.credit -= 1;
             op.client = lane;
-            if let Some(op::Op::Execute(execute)) = &mut op.op {
-                execute.launch = self.launches.fetch_add(1, Relaxed);
+            if let Some(op::Op::Execute(execute)) = &mut op.op
+                && !together
+            {
+                execute.launch = self.gang.next_launch();
             }
             return Some(op);
         }
@@ -334,18 +408,24 @@ impl Lane {
         Room(Arc::clone(&self.room).acquire_owned().await.ok())
     }
 
+    /// Waits for a place in the queue among the launches that span workers.
+    pub(super) async fn place_together(&self) -> Place {
+        // The semaphore is never closed.
+        Place(Arc::clone(&self.queue.places).acquire_owned().await.ok())
+    }
+
     /// Queues an op. A closed queue swallows it.
     pub(super) fn send(&self, op: op::Op, Room(room): Room) {
-        self.queue.change(self.number, |waiting| {
-            while waiting.drops.len() > CLEANUP_IDS || waiting.releases.len() > CLEANUP_IDS {
-                let op = waiting.cleanup();
-                waiting.ops.push_back((op, None));
-            }
-            let op = Op {
-                op: Some(op),
-                ..waiting.cleanup()
-            };
-            waiting.ops.push_back((op, room));
+        self.queue
+            .change(self.number, |waiting| waiting.push(op, room, None));
+    }
+
+    /// Queues a part of a launch that spans workers, behind those queued before in whatever lane. A closed queue swallows it.
+    pub(super) fn send_together(&self, part: Execute, Room(room): Room, place: Place) {
+        let number = self.number;
+        self.queue.change_with_order(number, |waiting, order| {
+            waiting.push(op::Op::Execute(part), room, Some(place));
+            order.join(number);
         });
     }
 
@@ -367,8 +447,9 @@ impl Lane {
             op: Some(op),
             ..Op::default()
         };
-        self.queue
-            .change(self.number, |waiting| waiting.ops.push_back((op, None)));
+        self.queue.change(self.number, |waiting| {
+            waiting.ops.push_back(Queued::new(op, None))
+        });
     }
 }
 

@@ -72,7 +72,14 @@ impl Turns {
                 goes_first: false,
                 ..turn
             });
-        } else if turn.goes_first {
+        } else {
+            self.resume(turn);
+        }
+    }
+
+    /// A turn that was taken, and could not be used then, is the next one.
+    pub(super) fn resume(&mut self, turn: Turn) {
+        if turn.goes_first {
             self.first.push_front(turn);
         } else {
             self.round.push_front(turn);

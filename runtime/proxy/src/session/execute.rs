@@ -16,14 +16,17 @@ use waystation_proto::{
 use super::{
     Future, Handled, Outcome, Session, UserContext,
     arrays::result_handles,
+    compiled::XlaProgram,
     lock,
-    programs::{Program, ResultSpec, XlaProgram},
+    placement::Placement,
+    programs::{Program, ResultSpec},
     record_only,
 };
 use crate::{
     array::{Array, Shard},
     convert::{self, Dtype},
     counters::Counters,
+    link::{self, Answer, launch_together},
     status::{self, Status},
 };
 
@@ -49,7 +52,11 @@ impl Session {
         match self.program(request.loaded_executable_handle)? {
             // Refused above.
             Program::Recorded => Err(record_only::refusal("execute")),
-            Program::Xla(program) => self.execute_xla(user_context, &program, request).await,
+            Program::Xla(program) => {
+                let handle = request.loaded_executable_handle;
+                let program = self.living(handle, program).await?;
+                self.execute_xla(user_context, &program, request).await
+            }
             Program::Plugin(program) => {
                 self.execute_plugin_program(user_context, &program, request)
                     .await
@@ -83,40 +90,35 @@ impl Session {
             &request.args_handles,
             options.non_donatable_input_indices,
         )?;
-        let devices = program.devices.len();
+        let devices = program.placement.devices.len();
         let num_results = program.results.len();
         let first_result = self.shared.ids.block((num_results * devices) as u64);
         let settles = user_context.wants_watch();
         let results = first_result..first_result + (num_results * devices) as u64;
         let foreseen = self.foresight.executes(results) && !options.fill_status && !settles;
-        let watch = if options.fill_status || settles || foreseen {
-            self.shared.ids.next()
-        } else {
-            0
-        };
-        let op = op::Op::Execute(Execute {
+        let watched = options.fill_status || settles || foreseen;
+        let op = Execute {
             executable: program.id,
-            // Numbered when it leaves (D2).
+            // Numbered later (D2).
             launch: 0,
-            args: arguments.shards,
+            args: Vec::new(),
             first_result,
             non_donatable: arguments.non_donatable,
             user_context: user_context.id(),
             launch_id: options.launch_id,
-            watch,
+            watch: 0,
             num_results: u32::try_from(num_results).unwrap_or(u32::MAX),
-        });
+        };
+        let ends = self
+            .launch(&program.placement, op, arguments.shards, watched)
+            .await;
         let mut status_handle = 0;
-        if watch == 0 {
-            program.link.send(op).await;
-        } else if foreseen {
-            let end = program.link.call(watch, op).await;
-            self.foresight.foreseen(end);
-        } else {
-            let answer = program.link.call(watch, op).await;
+        if foreseen {
+            self.foresight.foreseen(ends);
+        } else if watched {
             let context = user_context.clone();
             let done = async move {
-                let outcome = answer.wait().await.map(|_| ());
+                let outcome = link::all(ends).await;
                 context.settled(&outcome);
                 outcome
             };
@@ -142,13 +144,12 @@ impl Session {
         let mut outputs = Vec::new();
         for (index, (spec, handle)) in program.results.iter().zip(handles).enumerate() {
             let first = first_result + (index * devices) as u64;
-            let shards = program
-                .devices
-                .iter()
+            let placed = program.placement.devices.iter();
+            let shards = placed
+                .zip(program.placement.owning_links())
                 .zip(first..)
-                .map(|(&device, id)| {
-                    let link = Arc::clone(&program.link);
-                    Arc::new(Shard::new(id, device, link, user_context))
+                .map(|((&device, link), id)| {
+                    Arc::new(Shard::new(id, device, Arc::clone(link), user_context))
                 })
                 .collect();
             let array = Array::new(spec.dtype, spec.dims.clone(), spec.sharding.clone(), shards);
@@ -170,6 +171,45 @@ impl Session {
         )))
     }
 
+    /// Sends an execution to the program's workers, to each its own devices' arguments. `args`: `[argument][device]`. What comes
+    /// back tells the end of each part, if it is to be watched.
+    async fn launch(
+        &self,
+        placement: &Placement,
+        op: Execute,
+        args: Vec<u64>,
+        watched: bool,
+    ) -> Vec<Answer> {
+        let watch = || match watched {
+            true => self.shared.ids.next(),
+            false => 0,
+        };
+        if placement.spans() {
+            let devices = placement.devices.len();
+            let parts = placement.parts().iter().map(|part| {
+                let own = |argument: &[u64]| {
+                    let own = part.positions.iter();
+                    own.map(|&position| argument[position]).collect::<Vec<_>>()
+                };
+                let op = Execute {
+                    args: args.chunks_exact(devices).flat_map(own).collect(),
+                    watch: watch(),
+                    ..op.clone()
+                };
+                (Arc::clone(&part.link), op)
+            });
+            return launch_together(parts.collect()).await;
+        }
+        let (link, watch) = (placement.first(), watch());
+        let op = op::Op::Execute(Execute { args, watch, ..op });
+        if watched {
+            vec![link.call(watch, op).await]
+        } else {
+            link.send(op).await;
+            Vec::new()
+        }
+    }
+
     fn arguments(
         &self,
         user_context: &UserContext,
@@ -186,7 +226,7 @@ impl Session {
             )));
         }
         let mut arguments = Arguments {
-            shards: Vec::with_capacity(wanted * program.devices.len()),
+            shards: Vec::with_capacity(wanted * program.placement.devices.len()),
             non_donatable: kept,
             donated: Vec::new(),
         };
@@ -198,15 +238,15 @@ impl Session {
                     program.info.name
                 )));
             }
-            if array.shards.len() != program.devices.len() {
+            if array.shards.len() != program.placement.devices.len() {
                 return Err(status::invalid_argument(format!(
                     "argument {index} of executable '{}' is on {} devices, the program runs on {}",
                     program.info.name,
                     array.shards.len(),
-                    program.devices.len()
+                    program.placement.devices.len()
                 )));
             }
-            for (shard, &device) in array.shards.iter().zip(&program.devices) {
+            for (shard, &device) in array.shards.iter().zip(&program.placement.devices) {
                 // Nearly always in the program's order; a permuted mesh is looked up.
                 let shard = if shard.device == device {
                     shard

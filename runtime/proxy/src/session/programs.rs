@@ -2,10 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::{Arc, atomic::Ordering::Relaxed},
 };
 
 use bytes::Bytes;
@@ -14,7 +11,7 @@ use waystation_proto::{
     tensorflow::StatusProto,
     waystation::{
         ExecutableInfo, executable_info,
-        worker::{Compile, CostAnalysis, ProgramText, op, reply},
+        worker::{CostAnalysis, ProgramText, op, reply},
     },
     xla::{
         LayoutProto, OpSharding, PrimitiveType,
@@ -38,13 +35,17 @@ use waystation_proto::{
 use waystation_stablehlo::compile_options;
 
 use super::{
-    Handled, Outcome, Session, UserContext, init::unexpected, lock, plugin_program::PluginProgram,
+    Handled, Outcome, Session, UserContext,
+    compiled::{Source, XlaProgram},
+    init::unexpected,
+    lock,
+    placement::Placement,
+    plugin_program::PluginProgram,
     record_only,
 };
 use crate::{
     convert::{Sharding, Tiling},
     counters::Counters,
-    link::Link,
     status::{self, Status},
 };
 
@@ -69,23 +70,6 @@ pub(super) struct ResultSpec {
     pub(super) dtype: PrimitiveType,
     pub(super) dims: Vec<i64>,
     pub(super) sharding: Sharding,
-}
-
-/// A compiled program on one worker.
-pub(super) struct XlaProgram {
-    pub(super) id: u64,
-    pub(super) link: Arc<Link>,
-    /// Global ids in logical order.
-    pub(super) devices: Vec<i32>,
-    pub(super) info: ExecutableInfo,
-    pub(super) results: Vec<ResultSpec>,
-    pub(super) deleted: AtomicBool,
-}
-
-impl Drop for XlaProgram {
-    fn drop(&mut self) {
-        self.link.unload(self.id);
-    }
 }
 
 /// `XlaCompileOptionsProto` with its one message kept as the bytes they are: the proxy forwards them unopened, with all
@@ -132,83 +116,29 @@ impl Session {
             .compile_options;
         let assignment = compile_options::device_assignment(&options)
             .map_err(|e| status::invalid_argument(format!("malformed compile options: {e}")))?;
-        let devices = assignment.device_ids;
-        let link = Arc::clone(self.one_worker(&devices)?);
+        let placement = Placement::new(self.cluster()?, assignment.device_ids)?;
+        placement.check()?;
         if let Some(recording) = &self.shared.recording {
-            let request = self.recording(&program.data, &options, &devices)?;
+            let request = self.recording(&program.data, &options, &placement)?;
             if recording.only {
                 return Ok(self.record_only(Arc::clone(&recording.recorder), request));
             }
             recording.recorder.record(request);
         }
-        let (id, request) = (self.shared.ids.next(), self.shared.ids.next());
-        let answer = link
-            .call(
-                request,
-                op::Op::Compile(Compile {
-                    request,
-                    executable: id,
-                    program: program.data,
-                    options,
-                    device_ids: devices.clone(),
-                    xla_flags: self.shared.xla_flags.clone(),
-                    processes: Vec::new(),
-                }),
-            )
-            .await;
-        // Unloads the program if the client goes before the answer comes.
-        let mut compiled = XlaProgram {
-            id,
-            link,
-            devices,
-            info: ExecutableInfo::default(),
-            results: Vec::new(),
-            deleted: AtomicBool::new(false),
+        let source = Source {
+            program: program.data,
+            options,
         };
+        let compiled = self.compile_on(source, placement).await;
         let tables = Arc::clone(&self.tables);
         let (handle, ready) = (self.mint(), self.ready_future());
         Ok(Outcome::Later(Box::pin(async move {
-            let reply::Reply::CompileDone(done) = answer.wait().await? else {
-                return Err(unexpected("Compile"));
-            };
-            compiled.info = done.info.unwrap_or_default();
-            compiled.results = compiled
-                .info
-                .results
-                .iter()
-                .map(|value| result_spec(value, &compiled.devices))
-                .collect::<Result<_, _>>()?;
+            let compiled = compiled.await?;
             let response = compile_response(handle, ready, &compiled);
             // Before the reply: the client may use the handle from then on.
             lock(&tables.programs).insert(handle, Program::Xla(Arc::new(compiled)));
             Ok(Response::CompileResponse(response))
         })))
-    }
-
-    /// The worker that owns all the devices of a program.
-    fn one_worker(&self, devices: &[i32]) -> Result<&Arc<Link>, Status> {
-        let cluster = self.cluster()?;
-        let mut links: Vec<&Arc<Link>> = Vec::new();
-        for &id in devices {
-            let device = cluster.device(id).ok_or_else(|| {
-                status::invalid_argument(format!("the program is compiled for unknown device {id}"))
-            })?;
-            let link = cluster.link(device);
-            if !links.iter().any(|known| Arc::ptr_eq(known, link)) {
-                links.push(link);
-            }
-        }
-        match links.as_slice() {
-            [link] => Ok(link),
-            [] => Err(status::invalid_argument(
-                "the program is compiled for no device",
-            )),
-            many => Err(status::unimplemented(format!(
-                "the program spans {} workers ({}); programs over several workers are not served yet, only arrays are: put its mesh on one worker's devices",
-                many.len(),
-                many.iter().map(|l| &*l.name).collect::<Vec<_>>().join(", ")
-            ))),
-        }
     }
 
     pub(super) fn program(&self, handle: u64) -> Result<Program, Status> {
@@ -253,7 +183,7 @@ impl Session {
             request: id,
             executable: program.id,
         });
-        let answer = program.link.call(id, op).await;
+        let answer = program.placement.first().call(id, op).await;
         Ok(Outcome::Later(Box::pin(async move {
             use loaded_executable_cost_analysis_response::Result as Cost;
             let result = match answer.wait().await {
@@ -280,7 +210,7 @@ impl Session {
             request: id,
             executable: program.id,
         });
-        let answer = program.link.call(id, op).await;
+        let answer = program.placement.first().call(id, op).await;
         Ok(Outcome::Later(Box::pin(async move {
             let reply::Reply::Answer(answer) = answer.wait().await? else {
                 return Err(unexpected("ProgramText"));
@@ -344,7 +274,10 @@ fn attributes(numbers: HashMap<String, f64>) -> AttributeMapProto {
     }
 }
 
-fn result_spec(value: &executable_info::Value, devices: &[i32]) -> Result<ResultSpec, Status> {
+pub(super) fn result_spec(
+    value: &executable_info::Value,
+    devices: &[i32],
+) -> Result<ResultSpec, Status> {
     let dtype = PrimitiveType::try_from(value.dtype).map_err(|_| {
         status::unavailable(format!(
             "the worker named an unknown element type {}",
@@ -368,10 +301,10 @@ fn compile_response(handle: u64, ready: u64, program: &XlaProgram) -> CompileRes
     CompileResponse {
         loaded_executable_handle: handle,
         name: program.info.name.clone(),
-        num_devices: i32::try_from(program.devices.len()).unwrap_or(i32::MAX),
-        device_ids: program.devices.clone(),
+        num_devices: i32::try_from(program.placement.devices.len()).unwrap_or(i32::MAX),
+        device_ids: program.placement.devices.clone(),
         // As many as each argument has shards, or the client refuses to execute.
-        addressable_device_ids: program.devices.clone(),
+        addressable_device_ids: program.placement.devices.clone(),
         fingerprint: Some(compile_response::Fingerprint::FingerprintValue(
             program.info.fingerprint.clone(),
         )),

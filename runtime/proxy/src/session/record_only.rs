@@ -11,6 +11,7 @@ use waystation_proto::{
 
 use super::{
     Outcome, Session, Shared, lock,
+    placement::Placement,
     programs::{Program, plain_compile_response},
 };
 use crate::status::{self, Status};
@@ -38,17 +39,21 @@ impl Session {
         &self,
         program: &Bytes,
         options: &Bytes,
-        devices: &[i32],
+        placement: &Placement,
     ) -> Result<Recording, Status> {
         let cluster = self.cluster()?;
+        let devices = &placement.devices;
         let ordinals = devices
             .iter()
             .filter_map(|&id| Some(cluster.device(id)?.ordinal));
+        let workers = placement.owners().iter();
+        let workers = workers.map(|&worker| u32::try_from(worker).unwrap_or(u32::MAX));
         Ok(Recording {
             program: program.clone(),
             compile_options: options.clone(),
-            device_ids: devices.to_vec(),
+            device_ids: devices.clone(),
             device_ordinals: ordinals.collect(),
+            workers: workers.filter(|_| placement.spans()).collect(),
             xla_flags: self.shared.xla_flags.clone(),
         })
     }

@@ -1,6 +1,6 @@
 //! Readiness: futures, and arrays whose work has ended.
 
-use std::{sync::Arc, time::Instant};
+use std::{borrow::Cow, sync::Arc, time::Instant};
 
 use futures::future::{Either, try_join_all};
 use waystation_proto::{
@@ -15,7 +15,7 @@ use waystation_proto::{
 use super::{Future as Promised, Handled, Outcome, Session, UserContext, lock};
 use crate::{
     array::{Array, Shard},
-    link::{Answer, Link},
+    link::{self, Answer, Link},
     status::{self, Status},
     strings::Coming,
 };
@@ -85,8 +85,8 @@ impl Session {
         }
         let since = Instant::now();
         let counters = Arc::clone(&self.shared.counters);
-        let ready = match self.foresight.waits(watched.on_one_worker()) {
-            Some(end) => Either::Left(async { end.wait().await.map(|_| ()) }),
+        let ready = match self.foresight.waits(&watched.at_workers()) {
+            Some(ends) => Either::Left(link::all(ends)),
             None => Either::Right(self.watch(watched).await),
         };
         Ok(Outcome::Later(Box::pin(async move {
@@ -151,11 +151,16 @@ struct Watched {
 }
 
 impl Watched {
-    /// All of it, if one worker has all of it.
-    fn on_one_worker(&self) -> &[u64] {
+    /// All of it, if workers have all of it.
+    fn at_workers(&self) -> Cow<'_, [u64]> {
         match self.by_link.as_slice() {
-            [(_, shards)] if self.strings.is_empty() => shards,
-            _ => &[],
+            _ if !self.strings.is_empty() => Cow::default(),
+            [(_, shards)] => Cow::Borrowed(shards),
+            several => several
+                .iter()
+                .flat_map(|(_, shards)| shards)
+                .copied()
+                .collect(),
         }
     }
 

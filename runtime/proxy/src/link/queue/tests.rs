@@ -14,7 +14,7 @@ fn execute(first_result: u64) -> op::Op {
 
 /// A queue and its stream, with so much credit.
 fn queue(window: u32) -> (Arc<Queue>, Ops) {
-    let queue = Queue::new(Arc::new(AtomicU64::new(1)));
+    let queue = Queue::new(Gang::new().expect("random numbers"));
     let mut ops = Ops::new(&queue, op::Op::Attach(Attach::default()));
     let first = ops.next().now_or_never().flatten().expect("without credit");
     assert!(matches!(first.op, Some(op::Op::Attach(_))));

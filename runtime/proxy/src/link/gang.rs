@@ -1,0 +1,223 @@
+//! What a proxy's workers are to each other, for programs that span them.
+//!
+//! A device starts launches one after the other, and one that waits for another worker's part holds up what comes behind it
+//! there. So all workers must get the launches that they share in one order. A launch that spans workers is put into the
+//! queues of all of them at one go, under one lock ([`launch_together`]), and each queue lets such launches leave in that
+//! order ([`Order`]), whichever clients' lanes they lie in. Either all queues have a launch or none has.
+//!
+//! Workers reach each other by what they are told here: a number, an address, and a secret that all of them share.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use bytes::Bytes;
+use tokio::sync::OwnedSemaphorePermit;
+use waystation_proto::waystation::worker::{Execute, Peers, op, peers::Peer};
+
+use super::{
+    Answer, Link,
+    queue::{Lane, Queue, Room},
+    turns::Turn,
+};
+use crate::lock::lock;
+
+/// Launches that span workers and are queued towards one of them. More wait with their sessions, which take turns: a client
+/// that executes now and then does not wait for all that a busy one has sent.
+pub(super) const GANG_PLACES: usize = 16;
+
+/// All workers of a proxy.
+pub(crate) struct Gang {
+    /// The next launch's number (D2).
+    launches: AtomicU64,
+    /// Held while a launch is put into several queues.
+    order: Mutex<()>,
+    processes: AtomicU32,
+    secret: Bytes,
+    members: Mutex<Members>,
+}
+
+impl std::fmt::Debug for Gang {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Without the secret.
+        f.debug_struct("Gang").finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug, Default)]
+struct Members {
+    /// By number.
+    living: BTreeMap<u32, Member>,
+    /// Not all have been told who is there.
+    changed: bool,
+}
+
+#[derive(Debug)]
+struct Member {
+    peer: Peer,
+    queue: Arc<Queue>,
+}
+
+impl Gang {
+    /// # Errors
+    /// When the system gives no random numbers.
+    pub(crate) fn new() -> std::io::Result<Arc<Self>> {
+        let mut secret = [0; 32];
+        let mut rest = secret.as_mut_slice();
+        while !rest.is_empty() {
+            let got = rustix::rand::getrandom(&mut *rest, rustix::rand::GetRandomFlags::empty())?;
+            rest = rest.split_at_mut(got).1;
+        }
+        Ok(Arc::new(Self {
+            launches: AtomicU64::new(1),
+            order: Mutex::default(),
+            processes: AtomicU32::new(0),
+            secret: Bytes::copy_from_slice(&secret),
+            members: Mutex::default(),
+        }))
+    }
+
+    pub(super) fn next_launch(&self) -> u64 {
+        self.launches.fetch_add(1, Relaxed)
+    }
+
+    /// A number for a worker, never given twice: what was meant for one that is gone reaches no other.
+    pub(super) fn next_process(&self) -> u32 {
+        self.processes.fetch_add(1, Relaxed)
+    }
+
+    /// Numbers a launch and puts its parts into their queues.
+    fn send<'a>(&self, parts: impl Iterator<Item = ((&'a Lane, Execute), (Room, Place))>) {
+        let _order = lock(&self.order);
+        let launch = self.next_launch();
+        for ((lane, part), (room, place)) in parts {
+            lane.send_together(Execute { launch, ..part }, room, place);
+        }
+    }
+
+    pub(super) fn secret(&self) -> Bytes {
+        self.secret.clone()
+    }
+
+    /// A worker takes part from now on. The others hear of it by [`Self::tell`].
+    pub(super) fn join(&self, process: u32, name: &str, address: &str, queue: &Arc<Queue>) {
+        let peer = Peer {
+            process,
+            address: address.to_owned(),
+            life: u64::from(process),
+            name: name.to_owned(),
+        };
+        let queue = Arc::clone(queue);
+        let mut members = lock(&self.members);
+        members.living.insert(process, Member { peer, queue });
+        members.changed = true;
+    }
+
+    /// A worker is gone; the others are told at once.
+    pub(super) fn leave(&self, process: u32) {
+        {
+            let mut members = lock(&self.members);
+            if members.living.remove(&process).is_none() {
+                return;
+            }
+            members.changed = true;
+        }
+        self.tell();
+    }
+
+    /// Tells every worker who the others are, if that has changed.
+    pub(crate) fn tell(&self) {
+        // Under the lock, so that no older word comes after a newer one.
+        let mut members = lock(&self.members);
+        if !std::mem::take(&mut members.changed) {
+            return;
+        }
+        for (process, member) in &members.living {
+            let others = members.living.iter().filter(|(other, _)| *other != process);
+            member.queue.tell(op::Op::Peers(Peers {
+                peers: others.map(|(_, other)| other.peer.clone()).collect(),
+            }));
+        }
+    }
+}
+
+/// Sends the parts of one launch to its workers, in one order with all others. What comes back tells the end of each part
+/// that is watched. Nothing is sent where the caller goes before there is room for all parts.
+pub(crate) async fn launch_together(mut parts: Vec<(Arc<Link>, Execute)>) -> Vec<Answer> {
+    let Some(gang) = parts.first().map(|(link, _)| Arc::clone(&link.wire.gang)) else {
+        return Vec::new();
+    };
+    // Whoever has a place and waits for the next one waits for a greater number's: nobody waits in a circle.
+    // Whoever has a place and waits for the next one waits for a greater number's: nobody waits in a circle.
+    parts.sort_by_key(|(link, _)| link.wire.process);
+    let rooms = rooms(parts.iter().map(|(link, _)| &link.lane)).await;
+    let watched = parts.iter().filter(|(_, part)| part.watch != 0);
+    let answers = watched
+        .map(|(link, part)| link.expect(part.watch))
+        .collect();
+    let parts = parts.iter_mut();
+    gang.send(
+        parts
+            .map(|(link, part)| (&link.lane, std::mem::take(part)))
+            .zip(rooms),
+    );
+    answers
+}
+
+/// Waits for room in each of the lanes.
+async fn rooms(lanes: impl Iterator<Item = &Lane>) -> Vec<(Room, Place)> {
+    let mut rooms = Vec::new();
+    for lane in lanes {
+        rooms.push((lane.room().await, lane.place_together().await));
+    }
+    rooms
+}
+
+/// A launch's place among those queued that span workers, given back when it leaves.
+#[derive(Debug)]
+pub(super) struct Place(
+    #[expect(dead_code, reason = "held")] pub(super) Option<OwnedSemaphorePermit>,
+);
+
+/// The order in which launches that span workers leave one queue.
+#[derive(Debug, Default)]
+pub(super) struct Order {
+    /// The lane of each, in order. Those of one lane leave in its own order anyway.
+    lanes: VecDeque<u64>,
+    /// Turns of lanes whose next op is such a launch, and not the next one.
+    waiting: HashMap<u64, Turn>,
+}
+
+impl Order {
+    /// A launch has been put into a lane.
+    pub(super) fn join(&mut self, lane: u64) {
+        self.lanes.push_back(lane);
+    }
+
+    /// Whether the next launch is in the lane.
+    pub(super) fn is_next(&self, lane: u64) -> bool {
+        self.lanes.front() == Some(&lane)
+    }
+
+    /// The lane has its turn when the launch is the next one.
+    pub(super) fn wait(&mut self, turn: Turn) {
+        self.waiting.insert(turn.lane, turn);
+    }
+
+    /// The next launch has left. The turn that waited for it.
+    pub(super) fn left(&mut self) -> Option<Turn> {
+        self.lanes.pop_front();
+        self.waiting.remove(self.lanes.front()?)
+    }
+
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
+#[cfg(test)]
+mod tests;
