@@ -210,6 +210,7 @@ mod tests {
             compile_options: Bytes::from_static(b"options"),
             device_ids: vec![8, 9],
             device_ordinals: vec![0, 1],
+            workers: Vec::new(),
             xla_flags: vec!["--xla_a=1".to_owned()],
         }
     }

@@ -139,6 +139,7 @@ fn recording(program: Vec<u8>, options: Options) -> Result<Recording, String> {
         compile_options: prost::Message::encode_to_vec(&compile_options).into(),
         device_ids: ids,
         device_ordinals: devices,
+        workers: Vec::new(),
         xla_flags: options.xla_flags,
     })
 }
