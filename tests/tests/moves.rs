@@ -10,8 +10,8 @@ use waystation_proto::xla::{
         d_type_proto::Kind,
         proto::ArrayCopySemantics,
         proxy::{
-            BitcastArraysRequest, DeleteArrayRequest, DestructArrayRequest, IsArrayDeletedRequest,
-            ReshardArraysRequest,
+            BitcastArraysRequest, CheckValueReadyRequest, CopyArraysRequest, DeleteArrayRequest,
+            DestructArrayRequest, IsArrayDeletedRequest, ReshardArraysRequest,
         },
     },
     op_sharding,
@@ -164,6 +164,88 @@ async fn uneven_shards_hold_what_the_sharding_says() {
     assert_eq!(
         shards(&client, whole, 1).await.expect("there"),
         [floats(&values)]
+    );
+}
+
+/// Bytes that have come to the proxy or left it, by clients and by workers; and those that went from worker to worker.
+async fn traffic(cluster: &Cluster) -> (u64, u64) {
+    let page = cluster.status().await;
+    let of = |name: &str| page[name].as_u64().expect("a counter");
+    let (mut by_proxy, mut between) = (of("stored_bytes") + of("fetched_bytes"), 0);
+    for worker in cluster.worker_status().await {
+        by_proxy += worker.put_bytes + worker.local_bytes;
+        // What was fetched from a worker and came to no other has gone to the proxy.
+        by_proxy += worker.fetched_bytes;
+        between += worker.pulled_bytes;
+    }
+    (by_proxy.saturating_sub(between), between)
+}
+
+/// Under `make soak` it is a gigabyte.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_moves_between_workers_does_not_pass_the_proxy_and_is_no_more_than_is_needed() {
+    let side = match std::env::var_os("WAYSTATION_SOAK") {
+        Some(_) => 16 << 10,
+        None => 2 << 10,
+    };
+    let cluster = Cluster::start(2, 2).await;
+    let client = cluster.client().await;
+    let dims = [side, side];
+    let bytes = u64::try_from(side * side * 4).expect("positive");
+    let values = vec![1.0; usize::try_from(side * side).expect("positive")];
+    let whole = put(&client, &values, &dims, &[0]).await;
+    drop(values);
+    let all = [0, 1, 2, 3];
+    let rows = spec(Kind::F32, &dims, &all, tiles(&[4, 1], 4));
+    let columns = spec(Kind::F32, &dims, &all, tiles(&[1, 4], 4));
+    let ready = async |array: u64| {
+        let request = CheckValueReadyRequest {
+            value_handles: vec![array],
+        };
+        client
+            .call(Request::CheckValueReadyRequest(request))
+            .await
+            .expect("ready");
+    };
+    ready(whole).await;
+    let (proxy, mut before) = traffic(&cluster).await;
+    let mut moved = async |array: u64| {
+        ready(array).await;
+        let (_, between) = traffic(&cluster).await;
+        std::mem::replace(&mut before, between).abs_diff(between)
+    };
+    // The other worker's half.
+    let by_rows = reshard(&client, whole, rows).await.expect("moved");
+    assert_eq!(moved(by_rows).await, bytes / 2);
+    // Each worker has half of its columns already.
+    let by_columns = reshard(&client, by_rows, columns).await.expect("moved");
+    assert_eq!(moved(by_columns).await, bytes / 2);
+    // Two devices of one worker share what comes.
+    let both = spec(Kind::F32, &dims, &[2, 3], OpSharding::default());
+    let copies = reshard(&client, whole, both).await.expect("moved");
+    assert_eq!(moved(copies).await, bytes);
+    let done = Request::DeleteArrayRequest(DeleteArrayRequest {
+        array_handle: vec![whole, by_rows, copies],
+    });
+    client.call(done).await.expect("deleted");
+    let copied = client.handle();
+    let copy = CopyArraysRequest {
+        array_handles: vec![by_columns],
+        device_ids: vec![2, 1, 0, 3],
+        copy_semantics: ArrayCopySemantics::ReuseInput as i32,
+        result_handles: vec![copied],
+        ..Default::default()
+    };
+    client
+        .call(Request::CopyArraysRequest(copy))
+        .await
+        .expect("copied");
+    assert_eq!(moved(copied).await, bytes / 2);
+    let (now, _) = traffic(&cluster).await;
+    assert!(
+        now.abs_diff(proxy) < 1 << 20,
+        "{} bytes passed the proxy",
+        now.abs_diff(proxy)
     );
 }
 

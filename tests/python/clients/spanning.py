@@ -5,8 +5,10 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import check, main, raises, server_only
+from harness import Skip, check, main, raises, server_only
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from pathwaysutils.experimental.concatenate_by_mesh_axis import concatenate_by_mesh_axis
+from pathwaysutils.experimental.split_by_mesh_axis import split_by_mesh_axis
 
 
 @check
@@ -55,6 +57,28 @@ def results_become_one_array_over_both():
     mesh = Mesh(np.array(jax.devices()), ("x",))
     whole = jax.make_array_from_single_device_arrays((16,), NamedSharding(mesh, P("x")), pieces)
     assert np.array_equal(np.asarray(whole), np.repeat(np.arange(8) + 1, 2))
+
+
+@check
+@server_only
+def arrays_are_split_and_joined_by_an_axis_over_the_workers():
+    if jax.version.__version_info__ < (0, 10):
+        raise Skip("before JAX 0.10 there is no concatenate_by_mesh_axis")
+    value = np.arange(16 * 8, dtype=np.float32).reshape(16, 8)
+    for axis, number, dimension in [("s", 2, 0), ("x", 4, 1), ("x", 2, 1)]:
+        # The first axis goes from worker to worker, each piece of the second one has devices of both.
+        mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("s", "x"))
+        whole = {"cut": P("s", "x"), "kept": P()}
+        whole = {name: jax.device_put(value, NamedSharding(mesh, spec)) for name, spec in whole.items()}
+        pieces = split_by_mesh_axis(whole, axis, number)
+        assert len(pieces) == number
+        for piece, wanted in zip(pieces, np.split(value, number, dimension)):
+            assert np.array_equal(np.asarray(piece["cut"]), wanted)
+            assert np.array_equal(np.asarray(piece["kept"]), value)
+        assert np.array_equal(np.asarray(whole["cut"]), value)
+        joined = concatenate_by_mesh_axis([piece["cut"] for piece in pieces], axis)
+        assert joined.sharding.is_equivalent_to(whole["cut"].sharding, 2)
+        assert np.array_equal(np.asarray(joined), value)
 
 
 @check
