@@ -58,6 +58,7 @@ impl Bucket {
     ///   link. Symbolic links below the location are not followed: see [`Bucket::open_own`].
     /// * `gs://`: credentials are found as Google's own tools find them (a service account file, application default
     ///   credentials, workload identity federation among them, the metadata server), and the `GOOGLE_*` variables that `object_store` knows are obeyed.
+    ///   With `STORAGE_EMULATOR_HOST` requests go there, without these credentials.
     /// * `s3://`: credentials and endpoint from the `AWS_*` variables or the instance.
     /// * `memory://`: an empty store of its own at each call.
     ///
@@ -276,6 +277,9 @@ struct Endpoint {
 /// Where gcloud leaves credentials, below the home directory.
 const GCLOUD_FILE: &str = ".config/gcloud/application_default_credentials.json";
 
+/// Where Google's client libraries find an emulator: a URL, or HOST:PORT.
+const EMULATOR: &str = "STORAGE_EMULATOR_HOST";
+
 /// Ours first, so that the variables win.
 fn gcs(
     bucket: &str,
@@ -288,10 +292,18 @@ fn gcs(
         .with_retry(is_for.retry)
         .with_http_connector(Counting(is_for.retries));
     let mut home = None;
+    let mut emulator = None;
     for (name, value) in variables {
-        if name == "HOME" {
-            home = Some(PathBuf::from(value));
-            continue;
+        match name.as_str() {
+            "HOME" => {
+                home = Some(PathBuf::from(value));
+                continue;
+            }
+            EMULATOR => {
+                emulator = Some(value).filter(|host| !host.is_empty());
+                continue;
+            }
+            _ => {}
         }
         let name = name.to_ascii_lowercase();
         if !name.starts_with("google_") && name != "service_account" {
@@ -300,6 +312,19 @@ fn gcs(
         // Many variables of that name are not the store's.
         if let Ok(key) = name.parse() {
             builder = builder.with_config(key, value);
+        }
+    }
+    let has = |builder: &GoogleCloudStorageBuilder, key| builder.get_config_value(&key).is_some();
+    if let Some(host) = emulator.filter(|_| !has(&builder, GoogleConfigKey::BaseUrl)) {
+        let url = if host.contains("://") {
+            host
+        } else {
+            format!("http://{host}")
+        };
+        builder = builder.with_config(GoogleConfigKey::BaseUrl, url.trim_end_matches('/'));
+        // Nobody's credentials are an emulator's to see, unless the token is one for it. The store asks for some in any case.
+        if !has(&builder, GoogleConfigKey::BearerToken) {
+            builder = builder.with_config(GoogleConfigKey::BearerToken, "emulator");
         }
     }
     // What the store goes by where neither a token nor a service account is given; this type it does not know.

@@ -49,6 +49,34 @@ async fn both_clouds_conform_with_and_without_a_prefix() {
     }
 }
 
+/// The variable of Google's own client libraries, in both spellings.
+#[tokio::test]
+async fn an_emulator_is_found_as_google_s_libraries_find_it() {
+    let double = start().await;
+    double.pace("bucket", false);
+    let location = Location::parse("gs://bucket/a").unwrap();
+    let nowhere = "http://127.0.0.1:1";
+    for host in [
+        double.url(),
+        double.url() + "/",
+        double.address().to_string(),
+    ] {
+        let variables = [("STORAGE_EMULATOR_HOST".into(), host.into())];
+        let bucket = Bucket::open_with(&location, variables).unwrap();
+        bucket.probe(PROBE_DEADLINE).await.unwrap();
+        conformance::run(&bucket).await;
+        assert!(bucket.google().is_some());
+    }
+    let both = [
+        ("STORAGE_EMULATOR_HOST", nowhere.to_owned()),
+        ("GOOGLE_BASE_URL", double.url()),
+        ("GOOGLE_BEARER_TOKEN", "token".to_owned()),
+    ];
+    let variables = both.map(|(name, value)| (name.into(), value.into()));
+    let bucket = Bucket::open_with(&location, variables).unwrap();
+    bucket.probe(PROBE_DEADLINE).await.unwrap();
+}
+
 #[tokio::test]
 async fn objects_lie_below_the_prefix_and_other_prefixes_do_not_see_them() {
     let double = start().await;
