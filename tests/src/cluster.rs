@@ -106,6 +106,7 @@ impl Cluster {
                 slice: 0,
                 task,
                 slice_tasks: workers,
+                simulated: None,
                 plugin: plugin.clone(),
                 plugin_options: vec![("cpu_device_count".to_owned(), OptionValue::Int64(devices))],
                 lapack: None,

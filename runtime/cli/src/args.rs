@@ -15,6 +15,7 @@ use crate::{
     },
     error::Failure,
     pathways::{self, Image},
+    simulate::Simulate,
 };
 
 /// Waystation: an open, storage-first backend for single-controller JAX.
@@ -59,6 +60,15 @@ pub(crate) struct RoleArgs {
     /// File to write the bound HOST:PORT to, once it listens
     #[arg(long = "ready_file", value_name = "FILE")]
     pub(crate) ready_file: Option<std::path::PathBuf>,
+    /// Let CPU devices take the places of the accelerators that the resource manager's --instance_type asks for: for trying a
+    /// deployment without them. Give it to every part, best as WAYSTATION_SIMULATE=cpu
+    #[arg(
+        long = "simulate",
+        value_name = "cpu",
+        hide_possible_values = true,
+        value_enum
+    )]
+    pub(crate) simulate: Option<Simulate>,
     /// End when stdin does; set by the parent process
     #[arg(long = "parent_stdin", hide = true, num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", value_parser = parse_bool, action = ArgAction::Set)]

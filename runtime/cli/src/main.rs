@@ -31,6 +31,7 @@ mod record;
 mod retention;
 mod sharing;
 mod signals;
+mod simulate;
 mod size;
 mod telemetry;
 mod threads;

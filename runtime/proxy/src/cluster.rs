@@ -28,6 +28,8 @@ pub(crate) struct Device {
     pub(crate) ordinal: u32,
     /// The slice that the worker belongs to.
     pub(crate) slice: u32,
+    /// The worker's number in its slice.
+    pub(crate) task: u32,
     /// What the plugin says of it.
     pub(crate) info: worker_inventory::Device,
 }
@@ -41,6 +43,8 @@ pub(crate) struct Cluster {
     pub(crate) links: Vec<Arc<Link>>,
     pub(crate) platform_name: String,
     pub(crate) platform_version: String,
+    /// The accelerators that the devices stand in for; empty: they are what they are.
+    pub(crate) simulated: String,
 }
 
 impl Cluster {
@@ -76,6 +80,7 @@ impl Cluster {
                     link: index,
                     ordinal,
                     slice: worker.slice,
+                    task: worker.task,
                     info: renumber(info, ordinal, id),
                 });
             }
@@ -92,6 +97,7 @@ impl Cluster {
             links,
             platform_name: first.platform_name,
             platform_version: first.platform_version,
+            simulated: first.simulated,
         })
     }
 
@@ -107,6 +113,7 @@ impl Cluster {
                 .collect(),
             platform_name: self.platform_name.clone(),
             platform_version: self.platform_version.clone(),
+            simulated: self.simulated.clone(),
         }
     }
 

@@ -37,6 +37,9 @@ struct Status {
     ready: bool,
     progress: String,
     devices: usize,
+    /// The accelerators that the devices stand in for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    simulated: Option<String>,
     /// Gauge: ops that wait in the proxy for workers to have room.
     queued_ops: usize,
     #[serde(flatten)]
@@ -121,6 +124,10 @@ async fn status(State(page): State<Page>) -> Json<Status> {
         ready: cluster.is_some() && links.iter().all(|link| !link.is_dead()),
         progress,
         devices: cluster.as_ref().map_or(0, |c| c.devices.len()),
+        simulated: cluster
+            .as_ref()
+            .filter(|c| !c.simulated.is_empty())
+            .map(|c| format!("SIMULATED {}", c.simulated)),
         queued_ops: links.iter().map(|link| link.queued()).sum(),
         proxy: page.counters.snapshot(),
         recorded: page.recorder.as_ref().map(|recorder| recorder.counts()),

@@ -20,6 +20,8 @@ pub struct Config {
     pub task: u32,
     /// Workers of the slice; 0: the resource manager knows.
     pub slice_tasks: u32,
+    /// Accelerators that the plugin's devices stand in for.
+    pub simulated: Option<Simulated>,
     /// The PJRT plugin's shared library.
     pub plugin: PathBuf,
     /// Options for the plugin's client (`cpu_device_count`, ...).
@@ -34,6 +36,15 @@ pub struct Config {
     pub compile_child: Option<CompileChild>,
     /// Bounds.
     pub limits: Limits,
+}
+
+/// What devices show of accelerators that they stand in for.
+#[derive(Clone, Debug)]
+pub struct Simulated {
+    /// What was asked for, as in `tpuv6e:4x4`.
+    pub instance_type: String,
+    /// Each device's attributes, beside the plugin's, by ordinal.
+    pub attributes: Vec<Vec<(String, OptionValue)>>,
 }
 
 /// A process that calls [`crate::compile_child`].

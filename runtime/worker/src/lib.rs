@@ -53,7 +53,7 @@ mod window;
 mod writing;
 
 pub use child::compile_child;
-pub use config::{CompileChild, Config, Limits};
+pub use config::{CompileChild, Config, Limits, Simulated};
 pub use error::Error;
 pub use serve::serve;
 pub use warm::{Warmed, Warmer, WarmerConfig};

@@ -14,7 +14,7 @@ use waystation_proto::{
     xla::ifrt::{AttributeMapProto, attribute_map_proto},
 };
 
-use crate::peers;
+use crate::{config::Simulated, peers};
 
 const BEAT: Duration = Duration::from_secs(1);
 const FIRST_RETRY: Duration = Duration::from_millis(100);
@@ -91,16 +91,33 @@ async fn register(address: &str, hello: &Hello, pause: &mut Duration) -> Result<
     }
 }
 
-/// What the client shows.
-pub(crate) fn inventory(client: &Client, plugin_digest: String) -> WorkerInventory {
+/// What the client shows, and what its devices stand in for.
+pub(crate) fn inventory(
+    client: &Client,
+    plugin_digest: String,
+    simulated: Option<Simulated>,
+) -> WorkerInventory {
+    let simulated = simulated.unwrap_or_else(|| Simulated {
+        instance_type: String::new(),
+        attributes: Vec::new(),
+    });
     let devices = client
         .devices()
         .iter()
-        .map(|device| worker_inventory::Device {
+        .zip(
+            simulated
+                .attributes
+                .iter()
+                .map(Some)
+                .chain(std::iter::repeat(None)),
+        )
+        .map(|(device, more)| worker_inventory::Device {
             device_kind: device.kind().to_owned(),
             debug_string: device.debug_string().to_owned(),
             to_string: device.to_string().to_owned(),
-            attributes: Some(attributes(device.attributes())),
+            attributes: Some(attributes(
+                device.attributes().iter().chain(more.into_iter().flatten()),
+            )),
             memories: device
                 .memories()
                 .iter()
@@ -118,10 +135,13 @@ pub(crate) fn inventory(client: &Client, plugin_digest: String) -> WorkerInvento
         platform_version: client.platform_version().to_owned(),
         devices,
         plugin_digest,
+        simulated: simulated.instance_type,
     }
 }
 
-fn attributes(attributes: &[(String, OptionValue)]) -> AttributeMapProto {
+fn attributes<'a>(
+    attributes: impl IntoIterator<Item = &'a (String, OptionValue)>,
+) -> AttributeMapProto {
     let mut map = AttributeMapProto::default();
     for (name, value) in attributes {
         use attribute_map_proto::value::Value;

@@ -74,7 +74,7 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
         task: config.task,
         link_version: waystation_proto::LINK_VERSION,
         build_id: waystation_proto::BUILD_ID.to_owned(),
-        inventory: Some(register::inventory(&client, digest)),
+        inventory: Some(register::inventory(&client, digest, config.simulated)),
         slice_tasks: config.slice_tasks,
     };
 

@@ -7,7 +7,7 @@ use waystation_proxy::Error;
 
 use crate::{
     args::RoleArgs, error::Failure, large_transfers, lifetime, listen,
-    local_transfers::LocalTransfers, record::RecordArgs, size::parse_bytes, xla_flags,
+    local_transfers::LocalTransfers, record::RecordArgs, simulate, size::parse_bytes, xla_flags,
 };
 
 /// Port of Pathways' proxy.
@@ -67,6 +67,7 @@ pub(crate) struct Args {
 
 /// Serves until told to end.
 pub(crate) fn run(args: Args, own_flags: Vec<String>) -> Result<(), Failure> {
+    simulate::announce(args.role.simulate);
     // The command line wins.
     let mut flags = xla_flags::of_environment(std::env::var_os("XLA_FLAGS"))?;
     flags.extend(own_flags);

@@ -10,6 +10,7 @@ use crate::{
     lifetime, listen,
     retention::{Retention, RetentionArgs},
     sharing::CacheMode,
+    simulate,
 };
 
 /// Port of Pathways' resource manager.
@@ -55,6 +56,7 @@ pub(crate) struct Args {
 
 /// Serves until told to end.
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    simulate::announce(args.role.simulate);
     let location = args.gcs_scratch_location.as_deref();
     let retention = Retention::new(location, args.cache_mode, &args.retention)?;
     let listener = listen::bind(args.role.bind_address, args.server_port, "--server_port")?;

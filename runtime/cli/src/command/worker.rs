@@ -8,7 +8,7 @@ use crate::{
     args::RoleArgs, argv::parse_bool, checkpoint_args::CheckpointArgs,
     command::compile_child::InChild, error::Failure, flag_files, lifetime, listen,
     local_transfers::LocalTransfers, location, plugin, python, retention::TtlArgs, sharing,
-    size::parse_some_bytes, threads, worker_cache::WorkerCacheArgs,
+    simulate, size::parse_some_bytes, threads, worker_cache::WorkerCacheArgs,
 };
 
 /// Port of Pathways' workers.
@@ -89,6 +89,23 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         )));
     }
     flag_files::take_in()?;
+    let mut args = args;
+    let mut simulated = None;
+    if args.role.simulate.is_some() {
+        simulate::announce(args.role.simulate);
+        if matches!(args.pjrt_plugin.as_str(), "cuda" | "tpu") {
+            return Err(Failure::usage(format!(
+                "--simulate makes CPU devices, and --pjrt_plugin is {}: leave one of them out",
+                args.pjrt_plugin
+            )));
+        }
+        let manager = &args.resource_manager_address;
+        let Some(part) = simulate::part(manager, args.task, args.role.parent_stdin)? else {
+            return Ok(());
+        };
+        args.devices_per_worker = Some(part.devices);
+        simulated = part.simulated;
+    }
     if !matches!(args.pjrt_plugin.as_str(), "cuda" | "tpu") {
         threads::ensure(args.devices_per_worker)?;
     }
@@ -124,6 +141,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             slice: args.slice,
             task: args.task,
             slice_tasks: slice_tasks.unwrap_or_default(),
+            simulated,
             plugin,
             plugin_options,
             lapack,

@@ -177,6 +177,9 @@ fn describe(cluster: &Cluster, session_id: u64) -> InitResponse {
     }
 }
 
+/// What devices that stand in for others say of themselves.
+pub(crate) const SIMULATED: &str = "SIMULATED";
+
 fn describe_device(
     cluster: &Cluster,
     device: &Device,
@@ -184,8 +187,15 @@ fn describe_device(
     end: usize,
 ) -> init_response::Device {
     let mut map = device.info.attributes.clone().unwrap_or_default();
-    map.attributes
-        .insert("slice_index".to_owned(), int_value(i64::from(device.slice)));
+    // Orbax tells workers apart by these two.
+    for (name, value) in [
+        ("slice_index", device.slice),
+        ("virtual_task_index", device.task),
+    ] {
+        map.attributes
+            .insert(name.to_owned(), int_value(i64::from(value)));
+    }
+    let place = place(device, &map, &cluster.simulated);
     let default = first + device.info.default_memory as usize;
     init_response::Device {
         id: device.id,
@@ -196,9 +206,39 @@ fn describe_device(
         device_kind: device.info.device_kind.clone(),
         default_memory_id: (default < end).then(|| int(default)),
         memory_ids: (first..end).map(int).collect(),
-        debug_string: device.info.debug_string.clone(),
-        to_string: device.info.to_string.clone(),
+        debug_string: match cluster.simulated.as_str() {
+            "" => device.info.debug_string.clone(),
+            _ => with_place(&device.info.debug_string, SIMULATED),
+        },
+        to_string: with_place(&device.info.to_string, &place),
         attributes: Some(map),
+    }
+}
+
+/// Where a device lies, as Pathways' devices say it: `vtask=0, slice=1`. Older Orbax reads the task from there.
+fn place(device: &Device, attributes: &AttributeMapProto, simulated: &str) -> String {
+    use attribute_map_proto::value::Value;
+    let mut place = format!("vtask={}, slice={}", device.task, device.slice);
+    if simulated.is_empty() {
+        // What a plugin says of coordinates stands in its own text.
+        return place;
+    }
+    let value = |name: &str| attributes.attributes.get(name)?.value.as_ref();
+    if let Some(Value::Int64ListValue(coords)) = value("coords") {
+        let coords: Vec<String> = coords.elements.iter().map(i64::to_string).collect();
+        place += &format!(", coords=({})", coords.join(","));
+    }
+    if let Some(Value::Int64Value(core)) = value("core_on_chip") {
+        place += &format!(", core_on_chip={core}");
+    }
+    place + &format!(", {SIMULATED} {simulated}")
+}
+
+/// Puts the place into a device's text: `CpuDevice(id=0)` becomes `CpuDevice(id=0, vtask=0, slice=0)`.
+fn with_place(text: &str, place: &str) -> String {
+    match text.strip_suffix(')') {
+        Some(open) => format!("{open}, {place})"),
+        None => format!("{text} ({place})"),
     }
 }
 

@@ -97,6 +97,7 @@ impl Worker {
             slice: 0,
             task: 0,
             slice_tasks: 1,
+            simulated: None,
             plugin,
             plugin_options: vec![("cpu_device_count".to_owned(), OptionValue::Int64(8))],
             lapack: None,

@@ -1,0 +1,157 @@
+//! `--simulate=cpu` (`WAYSTATION_SIMULATE`): CPU devices in the places of the accelerators that a cluster is asked for.
+//!
+//! What a cluster shall consist of is known to the resource manager alone (`--instance_type`); so a worker that simulates
+//! asks it before it makes any device.
+
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use waystation_pjrt::OptionValue;
+use waystation_scheduler::{InstanceType, client};
+use waystation_worker::Simulated;
+
+use crate::{
+    error::{Failure, chain},
+    lifetime,
+};
+
+/// Between two tries to ask the resource manager.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// What takes the places of accelerators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Simulate {
+    /// CPU devices.
+    Cpu,
+}
+
+/// Says so in the log of a part.
+pub(crate) fn announce(simulate: Option<Simulate>) {
+    if simulate.is_some() {
+        tracing::warn!("SIMULATED: CPU devices take the places of the accelerators asked for");
+    }
+}
+
+/// A worker's part of what is simulated.
+#[derive(Debug)]
+pub(crate) struct Part {
+    /// CPU devices to make.
+    pub(crate) devices: u32,
+    /// What they are to show; none where CPU devices are what was asked for.
+    pub(crate) simulated: Option<Simulated>,
+}
+
+impl Part {
+    /// The part of one worker.
+    ///
+    /// # Errors
+    /// [`Failure::usage`] when the slice has no such worker.
+    fn of(instance: &InstanceType, task: u32) -> Result<Part, Failure> {
+        let devices = instance.devices_per_host();
+        let places = (0..devices).map(|device| instance.place(task, device));
+        let places: Option<Vec<_>> = places.collect();
+        let places = places.ok_or_else(|| {
+            Failure::usage(format!(
+                "--task is {task}, and a slice {instance} has {} machine(s): give a smaller one",
+                instance.hosts()
+            ))
+        })?;
+        let attributes = places.into_iter().map(|place| {
+            let coords = place.coords.map(i64::from).to_vec();
+            let core = i64::from(place.core_on_chip);
+            vec![
+                ("coords".to_owned(), OptionValue::Int64List(coords)),
+                ("core_on_chip".to_owned(), OptionValue::Int64(core)),
+            ]
+        });
+        Ok(Part {
+            devices,
+            simulated: (!instance.is_cpu()).then(|| Simulated {
+                instance_type: instance.to_string(),
+                attributes: attributes.collect(),
+            }),
+        })
+    }
+}
+
+/// Asks the resource manager at `manager` until it answers; none when the process was told to end meanwhile. Must not be
+/// called within a runtime.
+///
+/// # Errors
+/// [`Failure::usage`] when nobody said what the slices are, or when they have no such worker.
+pub(crate) fn part(manager: &str, task: u32, parent_stdin: bool) -> Result<Option<Part>, Failure> {
+    let mut part = None;
+    lifetime::run(parent_stdin, async |stop| {
+        if let Some(asked) = ask(manager, &stop).await {
+            part = Some(Part::of(&read(&asked)?, task)?);
+        }
+        Ok(())
+    })?;
+    Ok(part)
+}
+
+/// The instance type as the resource manager has it.
+async fn ask(manager: &str, stop: &CancellationToken) -> Option<String> {
+    let mut said = String::new();
+    loop {
+        match client::status(manager).await {
+            Ok(status) => return Some(status.instance_type),
+            Err(error) => {
+                let error = chain(&error);
+                if error != said {
+                    tracing::warn!(error, "what to simulate is not known yet, asking again");
+                    said = error;
+                }
+            }
+        }
+        tokio::select! {
+            () = stop.cancelled() => return None,
+            () = tokio::time::sleep(PAUSE) => {}
+        }
+    }
+}
+
+fn read(asked: &str) -> Result<InstanceType, Failure> {
+    if asked.is_empty() {
+        return Err(Failure::usage(
+            "--simulate: nobody said what the slices are: give the resource manager --instance_type, as in tpuv6e:4x4",
+        ));
+    }
+    asked
+        .parse()
+        .map_err(|error| Failure::usage(format!("--simulate: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_shows_the_devices_of_its_machine() {
+        let part = Part::of(&read("tpuv6e:4x4").unwrap(), 3).unwrap();
+        assert_eq!(part.devices, 4);
+        let simulated = part.simulated.unwrap();
+        assert_eq!(simulated.instance_type, "tpuv6e:4x4");
+        let first = &simulated.attributes[0];
+        assert!(
+            matches!(&first[0], (name, OptionValue::Int64List(at)) if name == "coords" && *at == [2, 2, 0]),
+            "{first:?}"
+        );
+        let failure = Part::of(&read("tpuv6e:4x4").unwrap(), 4).unwrap_err();
+        assert!(failure.message.contains("4 machine(s)"), "{failure}");
+    }
+
+    #[test]
+    fn cpu_devices_stand_in_for_nothing() {
+        let part = Part::of(&read("cpu:3").unwrap(), 0).unwrap();
+        assert_eq!(part.devices, 3);
+        assert!(part.simulated.is_none());
+    }
+
+    #[test]
+    fn an_unknown_type_is_the_users_to_mend() {
+        for asked in ["", "tpuv9:2x2"] {
+            assert_eq!(read(asked).unwrap_err().status, crate::error::USAGE);
+        }
+    }
+}

@@ -1,0 +1,117 @@
+"""The parts of a cluster started by hand, and what devices show of where they are."""
+
+import json
+import urllib.request
+
+from conftest import CONNECT, wait_for
+from parts import parts
+
+DESCRIBE = CONNECT + """
+import json
+from orbax.checkpoint import multihost
+print("@@" + json.dumps({
+    "devices": [
+        [d.id, d.process_index, d.platform, d.device_kind, d.slice_index, d.virtual_task_index,
+         getattr(d, "coords", None), getattr(d, "core_on_chip", None), repr(d), str(d)]
+        for d in jax.devices()
+    ],
+    "memories": [[m.kind for m in d.addressable_memories()] for d in jax.devices()],
+}))
+"""
+GROUPS = """
+from orbax.checkpoint._src.multihost import pathways
+from pathwaysutils.elastic import elastic
+by_worker = pathways.group_devices_by_worker(jax.devices())
+by_slice = elastic.get_slice_to_devices(jax.devices())
+print("@@" + json.dumps({
+    "workers": [[list(key), [d.id for d in of]] for key, of in by_worker.items()],
+    "slices": [[int(key), [d.id for d in of]] for key, of in by_slice.items()],
+    "count": pathways.worker_count(None),
+}))
+"""
+MESH = """
+import numpy as np
+from jax.experimental import mesh_utils
+mesh = jax.sharding.Mesh(mesh_utils.create_hybrid_device_mesh((2, 4), (2, 1)), ("x", "y"))
+print("@@" + json.dumps([[d.slice_index for d in row] for row in mesh.devices]))
+"""
+
+
+def told(output):
+    """What a client told, of each line that it marked."""
+    return [json.loads(line[2:]) for line in output.splitlines() if line.startswith("@@")]
+
+
+def start(made, slices, tasks, *manager_flags, worker_flags=(), environment=None):
+    """Starts all parts; gives the proxy's address and its status page's."""
+    made.start("manager", "resource-manager", f"--slices={slices}", *manager_flags, environment=environment)
+    manager = f"--resource_manager_address={made.addresses('manager')[0]}"
+    made.start("proxy", "proxy", manager, "--status_port=0", environment=environment)
+    for slice in range(slices):
+        for task in range(tasks):
+            place = (f"--slice={slice}", f"--task={task}")
+            made.start(f"worker-{slice}-{task}", "worker", manager, *place, *worker_flags, environment=environment)
+    return made.addresses("proxy")
+
+
+def describe(made, proxy, code=""):
+    status, output = made.run_client(["-c", DESCRIBE + code], proxy)
+    assert status == 0, output + made.log("manager") + made.log("proxy")
+    return told(output)
+
+
+def test_four_workers_by_hand_are_what_up_makes(tmp_path, clusters):
+    with parts(tmp_path) as made:
+        proxy, _ = start(made, 1, 4, "--workers=4", worker_flags=("--devices_per_worker=2", "--slice_tasks=4"))
+        by_hand, groups = describe(made, proxy, GROUPS)
+        by_up, _ = told(clusters(4, 2).run_code(DESCRIBE + GROUPS)[1])
+    assert by_hand == by_up
+    assert [device[0] for device in by_hand["devices"]] == list(range(8))
+    assert groups["workers"] == [[[task, 0], [2 * task, 2 * task + 1]] for task in range(4)]
+    assert groups["count"] == 4
+
+
+def test_simulated_slices_show_the_devices_of_their_type(tmp_path):
+    with parts(tmp_path, {"WAYSTATION_SIMULATE": "cpu"}) as made:
+        proxy, page = start(made, 2, 2, "--instance_type=tpuv6e:2x4")
+        shown, groups, mesh = describe(made, proxy, GROUPS + MESH)
+        with urllib.request.urlopen(f"http://{page}/status", timeout=10) as response:
+            assert json.load(response)["simulated"] == "SIMULATED tpuv6e:2x4"
+        for name in made.running:
+            assert "SIMULATED" in made.log(name), made.log(name)
+    devices = shown["devices"]
+    assert len(devices) == 16
+    places = [[[x, y, 0] for y in (2 * task, 2 * task + 1) for x in (0, 1)] for task in (0, 1)]
+    for index, device in enumerate(devices):
+        id, process, platform, _, slice, task, coords, core, text, other_text = device
+        assert (id, process, platform, core) == (index, 0, "cpu", 0)
+        assert (slice, task) == divmod(index // 4, 2)
+        assert coords == places[task][index % 4]
+        assert f"vtask={task}, slice={slice}, " in text and "SIMULATED tpuv6e:2x4" in text, text
+        assert "SIMULATED" in other_text
+    assert mesh == [[0] * 4, [0] * 4, [1] * 4, [1] * 4]
+    assert groups["slices"] == [[slice, list(range(8 * slice, 8 * slice + 8))] for slice in (0, 1)]
+    assert groups["count"] == 4
+
+
+def test_a_worker_waits_to_hear_what_to_simulate(tmp_path):
+    """The parts of a deployment come in any order."""
+    with parts(tmp_path, {"WAYSTATION_SIMULATE": "cpu"}) as made:
+        made.start("manager", "resource-manager")
+        address = made.addresses("manager")[0]
+        made.running["manager"].terminate()
+        made.running["manager"].wait(20)
+        worker = made.start("worker", "worker", f"--resource_manager_address={address}")
+        wait_for(lambda: "asking again" in made.log("worker"), 30, "the worker asks")
+        made.start("manager", "resource-manager", "--instance_type=tpu7x:1x1x1", port=address.split(":")[1])
+        wait_for(lambda: "registered" in made.log("worker"), 60, f"the worker comes:\n{made.log('worker')}")
+        assert "devices=2" in made.log("worker")
+        assert worker.poll() is None
+
+
+def test_what_to_simulate_must_be_said(tmp_path):
+    with parts(tmp_path, {"WAYSTATION_SIMULATE": "cpu"}) as made:
+        made.start("manager", "resource-manager")
+        worker = made.start("worker", "worker", f"--resource_manager_address={made.addresses('manager')[0]}")
+        assert worker.wait(60) == 64
+        assert "--instance_type" in made.log("worker")
