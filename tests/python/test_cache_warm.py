@@ -133,3 +133,21 @@ def test_a_job_that_never_ran_is_recorded_and_compiles_nothing(own_cluster, tmp_
     assert status == 0, output
     totals = job.totals()
     assert (totals["compiles"], totals["bucket_hits"], totals["bucket_misses"]) == (0, 3, 0)
+
+
+def test_a_program_over_several_workers_is_recorded_and_the_warm_up_says_that_it_passes_it_over(own_cluster, tmp_path):
+    bucket, records = tmp_path / "bucket", tmp_path / "records"
+    bucket.mkdir()
+    recorder = own_cluster("--workers", "2", "--devices_per_worker", "2", f"--record_programs={records}", "--record_only")
+    status, output = recorder.run_code(
+        CONNECT + """
+mesh = jax.make_mesh((4,), ("x",))
+x = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=jax.NamedSharding(mesh, jax.P("x")))
+jax.jit(jnp.sum).lower(x).compile()
+jax.jit(lambda x: x + 1).lower(1.0).compile()
+"""
+    )
+    assert status == 0, output
+    report = json.loads(cache("warm", records, f"--gcs_scratch_location={bucket}", "--devices=2", "--json", status=1))
+    assert (report["compiled"], report["failed"], report["bad_recordings"]) == (1, 1, 0), report
+    assert "spans 2 workers" in next(iter(report["failures"].values())), report

@@ -117,7 +117,6 @@ impl Session {
         let assignment = compile_options::device_assignment(&options)
             .map_err(|e| status::invalid_argument(format!("malformed compile options: {e}")))?;
         let placement = Placement::new(self.cluster()?, assignment.device_ids)?;
-        placement.check()?;
         if let Some(recording) = &self.shared.recording {
             let request = self.recording(&program.data, &options, &placement)?;
             if recording.only {
@@ -125,6 +124,7 @@ impl Session {
             }
             recording.recorder.record(request);
         }
+        placement.check()?;
         let source = Source {
             program: program.data,
             options,
