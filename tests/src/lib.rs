@@ -7,6 +7,7 @@ pub mod cluster;
 pub mod fuzz;
 pub mod jaxlib;
 pub mod null_server;
+pub mod null_worker;
 pub mod processes;
 pub mod raw;
 pub mod shards;

@@ -1,0 +1,126 @@
+//! Many workers and clients, over the real link, with workers that compute nothing and take ops when they like.
+//!
+//! `WAYSTATION_SOAK=1` (set by `make soak`) runs it at full length.
+
+use std::collections::{HashMap, HashSet};
+
+use bytes::Bytes;
+use tokio_util::sync::CancellationToken;
+use waystation_client::{Client, Request, Response, request};
+use waystation_proto::xla::ifrt::proxy::{CheckValueReadyRequest, DestructArrayRequest};
+use waystation_tests::null_worker::{NullWorkers, Pace};
+
+const WORKERS: u32 = 4;
+const CLIENTS: u64 = 4;
+const LAUNCHES: u64 = 200;
+
+async fn compile(client: &Client, devices: &[i32]) -> u64 {
+    match client.call(request::compile(b"null", devices)).await {
+        Ok(Response::CompileResponse(compiled)) => compiled.loaded_executable_handle,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Executes programs over all sorts of workers in turn, without waiting, each on the result before; then waits for all.
+async fn use_workers(client: Client, number: u64) {
+    let sets: [&[i32]; 6] = [&[0, 1], &[1, 2, 3], &[3, 0], &[2], &[3, 2, 1, 0], &[0]];
+    let mut chains = Vec::new();
+    for devices in sets {
+        let program = compile(&client, devices).await;
+        let array = client.handle();
+        client
+            .store(array, Bytes::from_static(&[0; 4]))
+            .await
+            .expect("stored");
+        // Its shape is not what the program takes, but nobody looks.
+        let made = request::make_array(array, &[1], devices, None);
+        client.call(made).await.expect("made");
+        chains.push((program, array));
+    }
+    for launch in 0..LAUNCHES {
+        // Each client in an order of its own.
+        let pick = (launch * (2 * number + 1) + launch / 7) % 6;
+        let (program, array) = &mut chains[usize::try_from(pick).expect("few")];
+        let result = client.handle();
+        drop(
+            client
+                .send(request::execute(*program, &[*array], &[result], 1))
+                .await,
+        );
+        let forgotten = DestructArrayRequest {
+            array_handle: vec![std::mem::replace(array, result)],
+        };
+        drop(client.send(Request::DestructArrayRequest(forgotten)).await);
+    }
+    let all = CheckValueReadyRequest {
+        value_handles: chains.into_iter().map(|(_, array)| array).collect(),
+    };
+    client
+        .call(Request::CheckValueReadyRequest(all))
+        .await
+        .expect("ready");
+}
+
+/// Reversed order on two workers would let two launches wait for each other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_workers_get_the_launches_that_they_share_in_one_order() {
+    let seeds = match std::env::var_os("WAYSTATION_SOAK") {
+        Some(_) => 50,
+        None => 2,
+    };
+    for seed in 0..seeds {
+        let stop = CancellationToken::new();
+        let _ends = stop.clone().drop_guard();
+        let listener = || std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let manager = listener();
+        let address = manager.local_addr().expect("bound").to_string();
+        let mut config = waystation_scheduler::Config::new(manager);
+        config.workers_per_slice = Some(WORKERS);
+        tokio::spawn(waystation_scheduler::serve(config, stop.clone()));
+        let workers = NullWorkers::start(WORKERS, &address, Pace::Random(seed), &stop);
+        let front = listener();
+        let proxy = front.local_addr().expect("bound").to_string();
+        let config = waystation_proxy::Config::new(front, address);
+        tokio::spawn(waystation_proxy::serve(config, stop.clone()));
+        let mut clients = Vec::new();
+        for number in 0..CLIENTS {
+            let client = Client::connect(&proxy).await.expect("served");
+            clients.push(tokio::spawn(use_workers(client, number)));
+        }
+        for client in clients {
+            client.await.expect("no panic");
+        }
+        let seen = workers.seen();
+        let mut by_worker: Vec<Vec<u64>> = Vec::new();
+        let mut parts: HashMap<u64, usize> = HashMap::new();
+        for launches in &seen {
+            by_worker.push(launches.iter().map(|(launch, _)| *launch).collect());
+            for (launch, _) in launches {
+                *parts.entry(*launch).or_default() += 1;
+            }
+        }
+        assert_eq!(
+            parts.len() as u64,
+            CLIENTS * LAUNCHES,
+            "each has a number of its own"
+        );
+        for one in &by_worker {
+            let here: HashSet<u64> = one.iter().copied().collect();
+            assert_eq!(here.len(), one.len(), "each came once");
+            for other in &by_worker {
+                let there: HashSet<u64> = other.iter().copied().collect();
+                let shared = |launches: &[u64], with: &HashSet<u64>| -> Vec<u64> {
+                    launches
+                        .iter()
+                        .copied()
+                        .filter(|n| with.contains(n))
+                        .collect()
+                };
+                assert_eq!(shared(one, &there), shared(other, &here));
+            }
+        }
+        // Two, three, two, one, four and one worker each time round.
+        let whole: usize = parts.values().sum();
+        assert!(whole > parts.len() * 2 && parts.values().all(|&n| (1..=4).contains(&n)));
+    }
+}
