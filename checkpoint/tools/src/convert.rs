@@ -23,7 +23,7 @@ use crate::objects::is_of_database;
 use crate::pattern::Pattern;
 use crate::place::Place;
 use crate::progress::Progress;
-use crate::sink::Sink;
+use crate::sink::{Resume, Sink};
 use crate::target::{Target, Work};
 use crate::tree::{COMMIT, Checkpoint, ItemEntry, ItemKind, Kind};
 use crate::{Error, Result};
@@ -165,9 +165,9 @@ async fn one(
 ) -> Result<()> {
     let (layout, plans) = plans(item, options, memory)?;
     let sink = if layout.is_ocdbt() {
-        Sink::database(place, BTreeMap::new(), true).await?
+        Sink::database(place, BTreeMap::new(), Resume::Whole).await?
     } else {
-        Sink::files(place, true).await?
+        Sink::files(place, Resume::Whole).await?
     };
     write(plans.clone(), sink, memory, progress, report).await?;
 

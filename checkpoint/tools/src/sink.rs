@@ -25,35 +25,41 @@ const FILE_BYTES: u64 = 256 << 20;
 /// The longest note that is read.
 const MAX_NOTE_BYTES: u64 = 256 << 20;
 
+/// What counts of what an earlier run may have left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Resume {
+    /// All that is whole: the place is known to be that run's.
+    Whole,
+    /// What is just what would be written: it may be somebody else's.
+    Same,
+}
+
 /// Where the objects of arrays go.
 #[derive(Debug)]
 pub(crate) enum Sink {
-    /// Files of a folder, with those that an earlier run has left.
-    Files(Place, BTreeMap<String, u64>),
+    /// Files of a folder, with those that are there.
+    Files(Place, BTreeMap<String, u64>, Resume),
     /// A database in a folder.
     Database(Box<Database>),
 }
 
 impl Sink {
-    /// Into a folder. What an earlier run has left there counts when `resume` is set; else it is written over.
-    pub(crate) async fn files(place: &Place, resume: bool) -> Result<Sink> {
+    /// Into a folder.
+    pub(crate) async fn files(place: &Place, resume: Resume) -> Result<Sink> {
         use futures::TryStreamExt as _;
-        if !resume {
-            return Ok(Sink::Files(place.clone(), BTreeMap::new()));
-        }
         let left = place
             .list()
             .map_ok(|(name, meta)| (name, meta.size))
             .try_collect()
             .await?;
-        Ok(Sink::Files(place.clone(), left))
+        Ok(Sink::Files(place.clone(), left, resume))
     }
 
-    /// Into a database that has the keys `kept` already; `resume` as for [`Sink::files`].
+    /// Into a database that has the keys `kept` already.
     pub(crate) async fn database(
         place: &Place,
         kept: BTreeMap<String, Value>,
-        resume: bool,
+        resume: Resume,
     ) -> Result<Sink> {
         let database = Database::new(place, kept, resume).await?;
         Ok(Sink::Database(Box::new(database)))
@@ -62,20 +68,35 @@ impl Sink {
     /// An object that an earlier run has left, of `most` bytes at most; of a database, one that is known to be whole.
     pub(crate) async fn left(&self, key: &str, most: u64) -> Result<Left> {
         match self {
-            Sink::Files(place, left) => match left.get(key) {
+            Sink::Files(_, _, Resume::Same) => Ok(Left::None),
+            Sink::Files(place, left, Resume::Whole) => match left.get(key) {
                 Some(size) if *size <= most => {
                     Ok(place.get(key, most).await?.map_or(Left::None, Left::Read))
                 }
                 _ => Ok(Left::None),
             },
-            Sink::Database(database) if database.done.contains_key(key) => Ok(Left::Known),
+            Sink::Database(database)
+                if database.resume == Resume::Whole && database.done.contains_key(key) =>
+            {
+                Ok(Left::Known)
+            }
             Sink::Database(_) => Ok(Left::None),
         }
     }
 
-    pub(crate) async fn put(&self, key: &str, bytes: Bytes) -> Result<()> {
+    /// Writes an object; false where the same is there already.
+    pub(crate) async fn put(&self, key: &str, bytes: Bytes) -> Result<bool> {
         match self {
-            Sink::Files(place, _) => place.put(key, bytes).await,
+            Sink::Files(place, left, resume) => {
+                let len = bytes.len() as u64;
+                if *resume == Resume::Same
+                    && left.get(key) == Some(&len)
+                    && place.get(key, len).await?.is_some_and(|left| left == bytes)
+                {
+                    return Ok(false);
+                }
+                place.put(key, bytes).await.map(|()| true)
+            }
             Sink::Database(database) => database.put(key, bytes).await,
         }
     }
@@ -106,8 +127,9 @@ pub(crate) struct Database {
     config: Config,
     /// Keys that are kept as they are.
     kept: BTreeMap<String, Value>,
-    /// Keys of finished files that an earlier run has left.
-    done: BTreeMap<String, Value>,
+    /// Keys of finished files that an earlier run has left, with the CRC-32C of the values.
+    done: BTreeMap<String, (Value, u32)>,
+    resume: Resume,
     file_bytes: u64,
     new: Mutex<New>,
 }
@@ -143,13 +165,13 @@ struct Note {
 }
 
 impl Database {
-    async fn new(place: &Place, kept: BTreeMap<String, Value>, resume: bool) -> Result<Database> {
+    async fn new(place: &Place, kept: BTreeMap<String, Value>, resume: Resume) -> Result<Database> {
         let notes = place.below(NOTES)?;
         let mut done = BTreeMap::new();
         let mut found = Vec::new();
         for (name, _) in notes.listing().await?.files {
             let note = notes.get(&name, MAX_NOTE_BYTES).await?.unwrap_or_default();
-            if resume && let Ok(note) = serde_json::from_slice::<Note>(&note) {
+            if let Ok(note) = serde_json::from_slice::<Note>(&note) {
                 done.extend(left(place, &note).await?);
             }
             found.push(name);
@@ -159,6 +181,7 @@ impl Database {
             config: Config::orbax(random()),
             kept,
             done,
+            resume,
             file_bytes: FILE_BYTES,
             new: Mutex::new(New {
                 notes: found,
@@ -167,11 +190,19 @@ impl Database {
         })
     }
 
-    async fn put(&self, key: &str, bytes: Bytes) -> Result<()> {
+    async fn put(&self, key: &str, bytes: Bytes) -> Result<bool> {
         let mut new = self.new.lock().await;
-        if bytes.len() as u64 <= u64::from(self.config.max_inline_value_bytes) {
+        let len = bytes.len() as u64;
+        if len <= u64::from(self.config.max_inline_value_bytes) {
             new.values.insert(key.to_owned(), Value::Inline(bytes));
-            return Ok(());
+            return Ok(true);
+        }
+        let crc = crc32c(&bytes);
+        if let Some((value, left)) = self.done.get(key)
+            && (value.length(), *left) == (len, crc)
+        {
+            new.values.insert(key.to_owned(), value.clone());
+            return Ok(false);
         }
         let mut open = match new.open.take() {
             Some(open) => open,
@@ -188,8 +219,6 @@ impl Database {
                 }
             }
         };
-        let len = bytes.len() as u64;
-        let crc = crc32c(&bytes);
         let location = Location::new(Arc::clone(&open.file), open.len, len)
             .map_err(|source| failed(&self.place, source))?;
         open.writer
@@ -205,7 +234,7 @@ impl Database {
         } else {
             new.open = Some(open);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Finishes a data file and notes what is in it; returns the note's name.
@@ -245,11 +274,10 @@ impl Database {
             new.notes.push(note);
         }
         let mut values = self.kept.clone();
-        values.extend(
-            self.done
-                .iter()
-                .map(|(key, value)| (key.clone(), value.clone())),
-        );
+        if self.resume == Resume::Whole {
+            let done = self.done.iter();
+            values.extend(done.map(|(key, (value, _))| (key.clone(), value.clone())));
+        }
         values.extend(new.values);
         write(place, config.clone(), values).await?;
         let notes = place.below(NOTES)?;
@@ -285,7 +313,7 @@ pub(crate) async fn write(
 }
 
 /// What a note says, as far as it is so.
-async fn left(place: &Place, note: &Note) -> Result<Vec<(String, Value)>> {
+async fn left(place: &Place, note: &Note) -> Result<Vec<(String, (Value, u32))>> {
     let Some((base, name)) = note.file.split_once('/') else {
         return Ok(Vec::new());
     };
@@ -303,7 +331,7 @@ async fn left(place: &Place, note: &Note) -> Result<Vec<(String, Value)>> {
         };
         let read = place.range(file.path(), location.range()).await?;
         if read.is_some_and(|bytes| bytes.len() as u64 == *len && crc32c(&bytes) == *crc) {
-            found.push((key.clone(), Value::Stored(location)));
+            found.push((key.clone(), (Value::Stored(location), *crc)));
         }
     }
     Ok(found)
@@ -341,7 +369,9 @@ mod tests {
     use crate::objects::Databases;
 
     async fn database(place: &Place) -> Database {
-        let mut database = Database::new(place, BTreeMap::new(), true).await.unwrap();
+        let mut database = Database::new(place, BTreeMap::new(), Resume::Whole)
+            .await
+            .unwrap();
         database.file_bytes = 5000;
         database
     }
@@ -388,6 +418,49 @@ mod tests {
                 .files
                 .is_empty()
         );
+    }
+
+    #[tokio::test]
+    async fn in_place_what_is_left_counts_where_it_is_the_same() {
+        let place = Place::from_store(Arc::new(InMemory::new()), "item", "memory:///item");
+        for (key, left) in [("w/0", [7; 2000]), ("w/1", [8; 2000])] {
+            place.put(key, left.to_vec()).await.unwrap();
+        }
+        let files = Sink::files(&place, Resume::Same).await.unwrap();
+        let open = async || {
+            let open = Database::new(&place, BTreeMap::new(), Resume::Same);
+            let mut open = open.await.unwrap();
+            open.file_bytes = 2000;
+            open
+        };
+        let first = open().await;
+        for (key, left) in [("w/0", [7; 2000]), ("w/1", [8; 2000]), ("gone", [9; 2000])] {
+            assert!(first.put(key, left.to_vec().into()).await.unwrap());
+        }
+        drop(first);
+        let database = Sink::Database(Box::new(open().await));
+        for sink in [&files, &database] {
+            assert!(matches!(sink.left("w/0", 2000).await.unwrap(), Left::None));
+            for (key, is_new) in [("w/0", false), ("w/1", true), ("w/2", true)] {
+                let put = sink.put(key, vec![7; 2000].into()).await.unwrap();
+                assert_eq!(put, is_new, "{key}");
+            }
+        }
+        database.finish().await.unwrap();
+        let open = Databases::open(&place, true, &[]).await.unwrap();
+        let objects = open.objects(&mut Vec::new()).await.unwrap();
+        assert_eq!(
+            objects.iter().count(),
+            3,
+            "and nothing of what is no longer wanted"
+        );
+        for key in ["w/0", "w/1", "w/2"] {
+            assert_eq!(
+                objects.get(key, 2000).await.unwrap().unwrap(),
+                [7; 2000][..]
+            );
+            assert_eq!(place.get(key, 2000).await.unwrap().unwrap(), [7; 2000][..]);
+        }
     }
 
     #[tokio::test]

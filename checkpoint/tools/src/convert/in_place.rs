@@ -1,7 +1,8 @@
 //! An item brought into one layout where it is.
 //!
 //! New things are written first, `_METADATA` last: until then readers take what there was, afterwards what there is. An
-//! interruption leaves both, and the same command finishes it. What was replaced is removed only when asked.
+//! interruption leaves both, and the same command finishes it: it reads all once more, and writes what is not there as it is to
+//! be. What was replaced is removed only when asked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -17,7 +18,7 @@ use crate::item::{DatabaseKind, Item, index_of, is_metadata, join, owner};
 use crate::memory::Memory;
 use crate::objects::{is_manifest, is_of_database};
 use crate::progress::Progress;
-use crate::sink::{self, Sink};
+use crate::sink::{self, Resume, Sink};
 use crate::{Error, Result};
 use waystation_checkpoint::Layout;
 
@@ -79,9 +80,9 @@ pub async fn in_place(
         let sink = if layout.is_ocdbt() {
             // Values stay in the files they are in; those of children are referred to there.
             let kept = item.keys.as_ref().clone().into_values();
-            Sink::database(&item.place, kept, false).await?
+            Sink::database(&item.place, kept, Resume::Same).await?
         } else {
-            Sink::files(&item.place, false).await?
+            Sink::files(&item.place, Resume::Same).await?
         };
         write(plans, sink, memory, progress, &mut report).await?;
     }

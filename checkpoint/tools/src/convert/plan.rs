@@ -132,8 +132,8 @@ impl Plan {
             let elements = self.reader.read(&domain, reads).await?;
             self.encoded(elements, domain, chunk).await?
         };
-        sink.put(&key, stored).await?;
-        Ok((box_bytes, false))
+        let is_new = sink.put(&key, stored).await?;
+        Ok((box_bytes, !is_new))
     }
 
     async fn is_left(&self, key: &str, chunk_bytes: u64, sink: &Sink) -> Result<bool> {
