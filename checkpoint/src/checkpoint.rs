@@ -19,7 +19,7 @@ use waystation_lifecycle::bucket::Bucket;
 use waystation_ocdbt::MANIFEST_NAME;
 
 use crate::database::Database;
-use crate::engine::{Engine, Files, Folder, Purpose, Root};
+use crate::engine::{Engine, Files, Folder, Purpose, Root, Term};
 use crate::persistence::check_name;
 use crate::restore::RestoreArray;
 use crate::sharding::IndexDomain;
@@ -299,7 +299,11 @@ impl Checkpoint {
                 reason: format!("{path:?} is no path of a file in {}", root.location()),
             });
         }
-        match self.engine.get_object(root, path, most).await? {
+        match self
+            .engine
+            .get_object(root, path, most, Term::Passing)
+            .await?
+        {
             None => Ok(None),
             Some(Ok(bytes)) => Ok(Some(bytes)),
             Some(Err(size)) => Err(Error::oversized(root, path, size, most)),
@@ -393,7 +397,10 @@ impl Engine {
                 object: folder.object(file),
                 source,
             };
-            match self.get(folder, file, MAX_METADATA_BYTES).await? {
+            match self
+                .get(folder, file, MAX_METADATA_BYTES, Term::Passing)
+                .await?
+            {
                 Some(Ok(bytes)) => {
                     return Metadata::decode(format, &bytes).map_err(invalid).map(Some);
                 }

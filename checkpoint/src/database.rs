@@ -19,7 +19,7 @@ use waystation_ocdbt::{
 
 use self::batch::Batches;
 pub(crate) use self::writer::{Gathered, Writer};
-use crate::engine::{Engine, Part, Root};
+use crate::engine::{Engine, Part, Root, Term};
 use crate::{Error, Result};
 
 /// What the nodes of a tree that are kept between reads may take, all databases of a checkpoint together.
@@ -52,7 +52,10 @@ impl Source for Objects {
         path: &str,
         range: Range<u64>,
     ) -> std::result::Result<Option<Bytes>, SourceError> {
-        Ok(self.engine.read_range(&self.root, path, range).await?)
+        Ok(self
+            .engine
+            .read_range(&self.root, path, range, Term::Passing)
+            .await?)
     }
 
     async fn compute<T: Send + 'static>(
@@ -155,12 +158,28 @@ impl Database {
         found.map_err(|source| self.failed(root, source))
     }
 
-    async fn value(&self, engine: &Engine, root: &Root, value: &Value) -> Result<Bytes> {
-        if let Value::Stored(location) = value
-            && Batches::takes(root, location)
-            && let Some(bytes) = self.batches.read(engine, root, location).await
-        {
-            return Ok(bytes);
+    async fn value(
+        &self,
+        engine: &Engine,
+        root: &Root,
+        value: &Value,
+        term: Term,
+    ) -> Result<Bytes> {
+        if let Value::Stored(location) = value {
+            let read = if Batches::takes(root, location) {
+                self.batches.read(engine, root, location).await
+            } else if term == Term::Lasting {
+                let range = location.range();
+                let read = engine.read_range(root, location.path(), range.clone(), term);
+                let whole = |bytes: &Bytes| bytes.len() as u64 == range.end - range.start;
+                read.await?.filter(whole)
+            } else {
+                None
+            };
+            if let Some(bytes) = read {
+                return Ok(bytes);
+            }
+            // What is wrong is said by who knows the format.
         }
         let read = self.opened.value(value, u64::MAX).await;
         read.map_err(|source| self.failed(root, source))
@@ -190,6 +209,7 @@ impl Engine {
         databases: &[Arc<Database>],
         key: &str,
         most: usize,
+        term: Term,
     ) -> Result<Option<std::result::Result<Bytes, u64>>> {
         let Some((database, value)) = self.find_key(root, databases, key).await? else {
             return Ok(None);
@@ -197,7 +217,8 @@ impl Engine {
         if value.length() > most as u64 {
             return Ok(Some(Err(value.length())));
         }
-        Ok(Some(Ok(database.value(self, root, &value).await?)))
+        let read = database.value(self, root, &value, term);
+        Ok(Some(Ok(read.await?)))
     }
 
     /// As [`Engine::get_part`], of a key.
@@ -233,7 +254,7 @@ impl Engine {
                     Value::Stored(part.map_err(|source| database.failed(root, source))?)
                 }
             };
-            Some(database.value(self, root, &part).await?)
+            Some(database.value(self, root, &part, Term::Passing).await?)
         };
         Ok(Some(Part {
             bytes,

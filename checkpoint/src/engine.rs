@@ -32,9 +32,10 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use waystation_lifecycle::bucket::Bucket;
 
+pub(crate) use self::buffers::filled;
 #[cfg(test)]
 pub(crate) use self::buffers::heap;
-pub use self::buffers::{Buffer, Buffers};
+pub use self::buffers::{Buffer, Buffers, Term};
 use self::counters::Counters;
 pub use self::counters::Totals;
 pub(crate) use self::folder::{Files, Folder, Purpose, Root};
@@ -75,7 +76,7 @@ pub struct Config {
     pub format: Layout,
     /// What tells the process from the others that save with it, letters and digits: its OCDBT databases are named by it.
     pub process: String,
-    /// Where memory for what is compressed comes from; `None`: the heap.
+    /// Where memory for what is read, compressed and decoded comes from; `None`: the heap.
     pub buffers: Option<Arc<dyn Buffers>>,
 }
 
@@ -202,10 +203,10 @@ impl Engine {
         self.shared.config.format
     }
 
-    /// Memory for what is compressed.
-    pub(crate) fn buffer(&self, len: usize) -> Option<Box<dyn Buffer>> {
+    /// Memory for what is read, compressed or decoded.
+    pub(crate) fn buffer(&self, len: usize, term: Term) -> Option<Box<dyn Buffer>> {
         match &self.shared.config.buffers {
-            Some(buffers) => buffers.take(len),
+            Some(buffers) => buffers.take(len, term),
             None => buffers::heap(len),
         }
     }

@@ -72,7 +72,7 @@ pub use checkpoint::{
     ArrayEntry, CHILD_PREFIX, Checkpoint, Checkpoints, Home, ObjectEntry, StoredArray,
 };
 pub use database::{Database, Objects};
-pub use engine::{Buffer, Buffers, Config, Engine, Meeting, Room, Together, Totals, within};
+pub use engine::{Buffer, Buffers, Config, Engine, Meeting, Room, Term, Together, Totals, within};
 pub use error::{Error, Result};
 pub use layout::Layout;
 pub use restore::RestoreArray;

@@ -90,7 +90,7 @@ impl Engine {
         }
         let most = plan.metadata.codec.bound(plan.block_bytes);
         let room = self.stage(most.saturating_add(plan.block_bytes)).await;
-        let stored = match self.get(folder, &at.file, most).await? {
+        let stored = match self.get(folder, &at.file, most, plan.term(&held)).await? {
             Some(Ok(stored)) => stored,
             Some(Err(size)) => return Err(at.wrong_size(size, plan.block_bytes)),
             None => return Err(at.missing()),
@@ -147,7 +147,8 @@ impl StoredArray {
     /// # Errors
     /// The array is incomplete or damaged; a box is not inside it; a read failed.
     pub async fn restore(&self, domains: &[IndexDomain]) -> Result<Vec<Bytes>> {
-        let plan = Arc::new(Plan::new(&self.folder, self.metadata.clone(), domains)?);
+        let plan = Plan::new(&self.engine, &self.folder, self.metadata.clone(), domains);
+        let plan = Arc::new(plan?);
         let job = {
             let (engine, plan) = (self.engine.clone(), Arc::clone(&plan));
             let folder = self.folder.clone();

@@ -14,7 +14,7 @@ use futures::future::join_all;
 use tokio::sync::oneshot;
 use waystation_ocdbt::Location;
 
-use crate::engine::{Engine, Root};
+use crate::engine::{Engine, Root, Term};
 
 /// What is longer is read alone.
 const SMALL_BYTES: u64 = 256 << 10;
@@ -148,7 +148,8 @@ impl Group {
     }
 
     async fn read(self, engine: &Engine, root: &Root, path: &str) {
-        let read = engine.read_range(root, path, self.range.clone()).await;
+        let range = self.range.clone();
+        let read = engine.read_range(root, path, range, Term::Passing).await;
         let Ok(Some(bytes)) = read else {
             // Each will say itself what is wrong.
             return;

@@ -1,14 +1,22 @@
 //! Requests to the store: files of arrays, whether they are objects or keys of a database, and other objects beside them.
 
+use std::fs::File;
+use std::io;
 use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
 
 use bytes::Bytes;
-use futures::StreamExt as _;
 use futures::stream::BoxStream;
-use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStoreExt as _, PutPayload};
+use futures::{StreamExt as _, TryStreamExt as _};
+use object_store::{
+    GetOptions, GetRange, GetResult, GetResultPayload, ObjectMeta, ObjectStoreExt as _, PutPayload,
+};
 
-use super::{Engine, Files, Folder, Root};
+use super::{Buffer, Engine, Files, Folder, Root, Term, filled};
 use crate::{Error, Result};
+
+/// Less is read into the heap.
+const LARGE_READ_BYTES: usize = 128 << 10;
 
 /// What was read of an object.
 #[derive(Debug)]
@@ -37,17 +45,22 @@ impl Engine {
         }
     }
 
-    /// Reads a file of an array of at most `most` bytes. `None` when there is none; `Some(Err(size))` when it is larger.
+    /// Reads a file of an array of at most `most` bytes, into memory for such a term. `None` when there is none;
+    /// `Some(Err(size))` when it is larger.
     pub(crate) async fn get(
         &self,
         folder: &Folder,
         file: &str,
         most: usize,
+        term: Term,
     ) -> Result<Option<std::result::Result<Bytes, u64>>> {
         let object = folder.object(file);
         match &folder.files {
-            Files::Objects => self.get_object(&folder.root, &object, most).await,
-            Files::Keys(databases) => self.get_key(&folder.root, databases, &object, most).await,
+            Files::Objects => self.get_object(&folder.root, &object, most, term).await,
+            Files::Keys(databases) => {
+                let read = self.get_key(&folder.root, databases, &object, most, term);
+                read.await
+            }
         }
     }
 
@@ -57,8 +70,9 @@ impl Engine {
         root: &Root,
         object: &str,
         most: usize,
+        term: Term,
     ) -> Result<Option<std::result::Result<Bytes, u64>>> {
-        let read = self.read_object(root, object, GetOptions::default(), most);
+        let read = self.read_object(root, object, GetOptions::default(), (most, term));
         Ok(match read.await? {
             Some(Part {
                 bytes: None, size, ..
@@ -85,7 +99,9 @@ impl Engine {
                     range: Some(range),
                     ..GetOptions::default()
                 };
-                self.read_object(&folder.root, &object, options, len).await
+                let limits = (len, Term::Passing);
+                self.read_object(&folder.root, &object, options, limits)
+                    .await
             }
             Files::Keys(databases) => {
                 let read = self.get_key_part(&folder.root, databases, &object, range, len);
@@ -100,6 +116,7 @@ impl Engine {
         root: &Root,
         object: &str,
         range: Range<u64>,
+        term: Term,
     ) -> Result<Option<Bytes>> {
         let len = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
         let start = range.start;
@@ -107,7 +124,7 @@ impl Engine {
             range: Some(GetRange::Bounded(range)),
             ..GetOptions::default()
         };
-        match self.read_object(root, object, options, len).await {
+        match self.read_object(root, object, options, (len, term)).await {
             Ok(part) => Ok(part.map(|part| part.bytes.unwrap_or_default())),
             // Stores refuse a range behind the end, in words of their own. All have this one; of another error nothing more is
             // asked, for that may take as long as the first.
@@ -126,7 +143,7 @@ impl Engine {
         root: &Root,
         object: &str,
         options: GetOptions,
-        most: usize,
+        (most, term): (usize, Term),
     ) -> Result<Option<Part>> {
         let path = root.path(object)?;
         let permit = self.shared.requests.acquire().await;
@@ -141,10 +158,10 @@ impl Engine {
                 };
                 let (size, tag) = (found.meta.size, found.meta.e_tag.clone());
                 let len = found.range.end.saturating_sub(found.range.start);
-                let bytes = if usize::try_from(len).map_or(true, |len| len > most) {
-                    None
-                } else {
-                    Some(found.bytes().await?)
+                let bytes = match usize::try_from(len) {
+                    Ok(len) if len < LARGE_READ_BYTES.min(most) => Some(found.bytes().await?),
+                    Ok(len) if len <= most => Some(self.read_body(found, len, term).await?),
+                    _ => None,
                 };
                 Ok(Some(Part { bytes, size, tag }))
             };
@@ -176,6 +193,43 @@ impl Engine {
             self.shared.counters.read(bytes.len() as u64);
         }
         read
+    }
+
+    /// The `len` bytes of a large answer, or fewer where it ends before.
+    async fn read_body(
+        &self,
+        found: GetResult,
+        len: usize,
+        term: Term,
+    ) -> object_store::Result<Bytes> {
+        let start = found.range.start;
+        let mut parts = match found.payload {
+            GetResultPayload::File(file, _) => {
+                let engine = self.clone();
+                let read = tokio::task::spawn_blocking(move || {
+                    let mut buffer = engine.body(len, term)?;
+                    let read = read_at(&file, (*buffer).as_mut(), start).map_err(generic)?;
+                    Ok(filled(buffer, read))
+                });
+                return read.await.map_err(generic)?;
+            }
+            GetResultPayload::Stream(parts) => parts,
+        };
+        let mut buffer = self.body(len, term)?;
+        let mut read = 0;
+        while let Some(part) = parts.try_next().await? {
+            let Some(room) = (*buffer).as_mut().get_mut(read..read + part.len()) else {
+                return Err(generic(format!("more than the {len} bytes announced")));
+            };
+            room.copy_from_slice(&part);
+            read += part.len();
+        }
+        Ok(filled(buffer, read))
+    }
+
+    fn body(&self, len: usize, term: Term) -> object_store::Result<Box<dyn Buffer>> {
+        let buffer = self.buffer(len, term);
+        buffer.ok_or_else(|| generic(format!("no memory for {len} bytes")))
     }
 
     /// The size of a file of an array; `None` when there is no such file.
@@ -236,6 +290,27 @@ impl Engine {
             .filter_map(move |listed| std::future::ready(named(listed)))
             .boxed()
     }
+}
+
+fn generic(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> object_store::Error {
+    object_store::Error::Generic {
+        store: "checkpoint",
+        source: source.into(),
+    }
+}
+
+/// Fills a buffer from a place in a file on; how much of it, where the file ends before.
+fn read_at(file: &File, buffer: &mut [u8], start: u64) -> io::Result<usize> {
+    let mut read = 0;
+    while read < buffer.len() {
+        match file.read_at(&mut buffer[read..], start + read as u64) {
+            Ok(0) => break,
+            Ok(count) => read += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(read)
 }
 
 impl Error {

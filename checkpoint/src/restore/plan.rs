@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 
-use crate::engine::Folder;
+use crate::engine::{Buffer, Engine, Folder, Term, filled};
 use crate::sharding::IndexDomain;
 use crate::strided::{self, Side};
 use crate::zarr::{self, ChunkIndex, Chunks, Codec, Metadata, Order, Shards};
@@ -23,6 +23,7 @@ const SMALL_READ_BYTES: usize = 64 << 10;
 
 /// What a restore does, checked, and what it has read.
 pub(super) struct Plan {
+    engine: Engine,
     pub(super) metadata: Metadata,
     /// The size of what is decoded as one, and its strides.
     pub(super) block_bytes: usize,
@@ -40,8 +41,19 @@ struct Target {
     strides: Vec<usize>,
     /// The chunks that hold elements of it.
     chunks: Chunks,
-    /// Empty until the first chunk comes.
-    bytes: Mutex<Vec<u8>>,
+    elements: Mutex<Filling>,
+}
+
+/// The elements of a box.
+#[derive(Default)]
+enum Filling {
+    /// No chunk has come, or there are none to come.
+    #[default]
+    Nothing,
+    /// Chunks are copied to it.
+    Partly(Box<dyn Buffer>),
+    /// One chunk that is just the box.
+    Whole(Bytes),
 }
 
 /// Why a chunk could not be placed.
@@ -53,6 +65,7 @@ pub(super) enum Failure {
 impl Plan {
     /// Checks the stored metadata and the domains against each other.
     pub(super) fn new(
+        engine: &Engine,
         folder: &Folder,
         metadata: Metadata,
         domains: &[IndexDomain],
@@ -116,10 +129,11 @@ impl Plan {
                 len,
                 strides,
                 chunks: metadata.grid.chunks_of(domain),
-                bytes: Mutex::new(Vec::new()),
+                elements: Mutex::default(),
             });
         }
         Ok(Self {
+            engine: engine.clone(),
             metadata,
             block_bytes,
             block_strides,
@@ -150,7 +164,13 @@ impl Plan {
         let boxes: Vec<Bytes> = self
             .boxes
             .iter()
-            .map(|target| Bytes::from(std::mem::take(&mut *lock(&target.bytes))))
+            .map(
+                |target| match std::mem::take(&mut *lock(&target.elements)) {
+                    Filling::Nothing => Bytes::new(),
+                    Filling::Partly(buffer) => filled(buffer, target.len),
+                    Filling::Whole(elements) => elements,
+                },
+            )
             .collect();
         self.slots.iter().map(|&slot| boxes[slot].clone()).collect()
     }
@@ -230,18 +250,53 @@ impl Plan {
             .sum()
     }
 
+    /// How long the stored bytes of a block that holds `held` are wanted: they may be the elements of a box as they are.
+    pub(super) fn term(&self, held: &IndexDomain) -> Term {
+        let as_is = self.metadata.codec == Codec::Raw
+            && !self.metadata.big_endian
+            && !self.metadata.dtype.is_narrow();
+        match self.taker(held) {
+            Some(_) if as_is => Term::Lasting,
+            _ => Term::Passing,
+        }
+    }
+
+    /// The box that takes a decoded block as it is. Boxes are distinct, so there is one such at most.
+    fn taker(&self, held: &IndexDomain) -> Option<&Target> {
+        if held.shape != self.metadata.block() || self.metadata.order != Order::C {
+            return None;
+        }
+        self.boxes.iter().find(|target| target.domain == *held)
+    }
+
     /// Decodes a block, which holds the box `held` of the array, and copies it to every box it touches.
     pub(super) fn place(
         &self,
         stored: Bytes,
         held: &IndexDomain,
     ) -> std::result::Result<(), Failure> {
-        let elements = self
-            .metadata
-            .codec
-            .decode(stored, self.block_bytes)
+        let Metadata { codec, .. } = self.metadata;
+        codec
+            .check(&stored, self.block_bytes)
             .map_err(Failure::Corrupt)?;
-        self.arrange(elements, 0, held)
+        let taker = self.taker(held);
+        let elements = if codec == Codec::Raw {
+            self.as_native(stored)
+        } else {
+            let term = taker.map_or(Term::Passing, |_| Term::Lasting);
+            let mut buffer = self.buffer(self.block_bytes, term)?;
+            let elements: &mut [u8] = (*buffer).as_mut();
+            codec
+                .decode_to(&stored, elements)
+                .map_err(Failure::Corrupt)?;
+            self.make_native(elements);
+            filled(buffer, self.block_bytes)
+        };
+        self.arrange(&elements, 0, held, taker)?;
+        if let Some(target) = taker {
+            *lock(&target.elements) = Filling::Whole(elements);
+        }
+        Ok(())
     }
 
     /// As [`Plan::place`], of the bytes from `start` on that are wanted of a block ([`Plan::part_wanted`]).
@@ -251,32 +306,44 @@ impl Plan {
         start: usize,
         held: &IndexDomain,
     ) -> std::result::Result<(), Failure> {
-        self.arrange(stored.into(), start, held)
+        self.arrange(&self.as_native(stored), start, held, None)
     }
 
-    fn arrange(
-        &self,
-        mut elements: Vec<u8>,
-        start: usize,
-        held: &IndexDomain,
-    ) -> std::result::Result<(), Failure> {
+    fn as_native(&self, stored: Bytes) -> Bytes {
+        if !self.metadata.big_endian && !self.metadata.dtype.is_narrow() {
+            return stored;
+        }
+        let mut elements = Vec::from(stored);
+        self.make_native(&mut elements);
+        elements.into()
+    }
+
+    fn make_native(&self, elements: &mut [u8]) {
         let dtype = self.metadata.dtype;
         if self.metadata.big_endian {
-            dtype.swap_bytes(&mut elements);
+            dtype.swap_bytes(elements);
         }
-        dtype.clear_padding(&mut elements);
+        dtype.clear_padding(elements);
+    }
 
-        let whole = elements.len() == self.block_bytes
-            && held.shape == self.metadata.block()
-            && self.metadata.order == Order::C;
-        let mut moved = None;
+    fn buffer(&self, len: usize, term: Term) -> std::result::Result<Box<dyn Buffer>, Failure> {
+        let buffer = self.engine.buffer(len, term);
+        buffer.ok_or(Failure::OutOfMemory(len))
+    }
+
+    /// Copies elements of a block, those from byte `start` on, to every box but one.
+    fn arrange(
+        &self,
+        elements: &[u8],
+        start: usize,
+        held: &IndexDomain,
+        but: Option<&Target>,
+    ) -> std::result::Result<(), Failure> {
         for target in &self.boxes {
             let Some(shared) = held.intersect(&target.domain) else {
                 continue;
             };
-            if whole && target.domain == *held {
-                // Boxes are distinct, so there is one such at most: it takes the chunk as it is, after the others.
-                moved = Some(target);
+            if but.is_some_and(|other| std::ptr::eq(other, target)) {
                 continue;
             }
             let from = self.offset(&shared.origin, held) - start;
@@ -286,33 +353,34 @@ impl Plan {
                 .zip(&target.domain.origin)
                 .map(|(a, b)| a - b)
                 .collect();
-            let mut bytes = lock(&target.bytes);
-            if bytes.is_empty() {
-                *bytes = strided::zeroed(target.len).ok_or(Failure::OutOfMemory(target.len))?;
+            let mut filling = lock(&target.elements);
+            if let Filling::Nothing = *filling {
+                *filling = Filling::Partly(self.buffer(target.len, Term::Lasting)?);
             }
+            let Filling::Partly(buffer) = &mut *filling else {
+                // A block that is just this box has been placed, which no other touches.
+                continue;
+            };
             strided::copy(
                 &elements[from..],
                 &Side {
                     strides: &self.block_strides,
                     origin: &vec![0; to.len()],
                 },
-                &mut bytes,
+                (**buffer).as_mut(),
                 &Side {
                     strides: &target.strides,
                     origin: &to,
                 },
                 &shared.shape,
-                dtype.item_bytes(),
+                self.metadata.dtype.item_bytes(),
             );
-        }
-        if let Some(target) = moved {
-            *lock(&target.bytes) = elements;
         }
         Ok(())
     }
 }
 
-fn lock(bytes: &Mutex<Vec<u8>>) -> std::sync::MutexGuard<'_, Vec<u8>> {
+fn lock(filling: &Mutex<Filling>) -> std::sync::MutexGuard<'_, Filling> {
     // A poisoned box belongs to a restore that has failed already.
-    bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    filling.lock().unwrap_or_else(PoisonError::into_inner)
 }

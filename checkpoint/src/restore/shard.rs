@@ -39,7 +39,8 @@ impl Engine {
         let is_single = shards.grid().count() == 1;
         if is_single || (most <= SMALL_SHARD_BYTES && plan.wants_all_of(&shard)) {
             let room = self.stage(most.saturating_add(plan.block_bytes)).await;
-            match self.get(folder, &at.file, most).await? {
+            let term = plan.term(&plan.metadata.grid.domain(&shard));
+            match self.get(folder, &at.file, most, term).await? {
                 Some(Ok(stored)) => {
                     let placed = self
                         .compute(move || {
@@ -184,7 +185,7 @@ fn place_all(
     plan: &Arc<Plan>,
     shards: &Shards,
     shard: &[i64],
-    mut stored: Bytes,
+    stored: Bytes,
 ) -> std::result::Result<(), ShardFailure> {
     let corrupt = |inner, source| (inner, ShardFault::Failed(Failure::Corrupt(source)));
     let size = stored.len();
@@ -206,10 +207,6 @@ fn place_all(
         // Places lie in the object, which is in memory.
         let (start, end) = (place.start as usize, place.end as usize);
         let part = stored.slice(start..end);
-        if is_single {
-            // A chunk that nobody shares need not be copied when it is stored as it is.
-            stored = Bytes::new();
-        }
         plan.place(part, &held)
             .map_err(|failure| (name, ShardFault::Failed(failure)))?;
     }

@@ -7,7 +7,7 @@ use object_store::PutPayload;
 use super::plan::Plan;
 use super::saving::Target;
 use super::{Elements, SaveArray, Saving};
-use crate::engine::{Engine, Room};
+use crate::engine::{Engine, Room, Term};
 use crate::sharding::IndexDomain;
 use crate::zarr::PART_BYTES;
 use crate::{Error, Result};
@@ -79,7 +79,7 @@ impl Engine {
             let (engine, room) = (self.clone(), Arc::clone(&room));
             self.compute(move || {
                 let _held = (scratch, room);
-                let buffer = |len| engine.buffer(len);
+                let buffer = |len| engine.buffer(len, Term::Passing);
                 let parts = codec.encode_parts(elements.into_parts(), &buffer).ok()?;
                 Some(plan.payload(parts))
             })

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use zstd::stream::raw::{CParameter, Encoder, InBuffer, Operation as _, OutBuffer};
 
 use super::{Result, malformed};
-use crate::engine::Buffer;
+use crate::engine::{Buffer, filled};
 
 /// A frame's checksum (RFC 8878, 3.1.1).
 const CHECKSUM_BYTES: usize = 4;
@@ -75,14 +75,42 @@ impl Codec {
     /// # Errors
     /// A frame that is damaged, cut short, of another length, or followed by anything; no memory for `len` bytes.
     pub fn decode(self, stored: Bytes, len: usize) -> Result<Vec<u8>> {
+        self.check(&stored, len)?;
+        if self == Codec::Raw {
+            return Ok(stored.into());
+        }
+        let Some(mut elements) = crate::strided::zeroed(len) else {
+            return malformed(format!("no memory for a chunk of {len} bytes"));
+        };
+        self.decode_to(&stored, &mut elements)?;
+        Ok(elements)
+    }
+
+    /// What can be said of a chunk of `len` bytes of elements before there is memory for them.
+    ///
+    /// # Errors
+    /// As [`Codec::decode`], as far as that is known.
+    pub(crate) fn check(self, stored: &[u8], len: usize) -> Result<()> {
         match self {
-            Codec::Raw if stored.len() == len => Ok(stored.into()),
+            Codec::Raw if stored.len() == len => Ok(()),
             Codec::Raw => malformed(format!(
                 "{} bytes stored where a chunk has {len}",
                 stored.len()
             )),
-            Codec::Zstd { .. } => decode_zstd(&stored, len),
+            Codec::Zstd { .. } => check_zstd(stored, len),
         }
+    }
+
+    /// As [`Codec::decode`] of what has been checked, to where the elements are wanted, all of which is written.
+    ///
+    /// # Errors
+    /// As [`Codec::decode`].
+    pub(crate) fn decode_to(self, stored: &[u8], elements: &mut [u8]) -> Result<()> {
+        match self {
+            Codec::Raw => elements.copy_from_slice(stored),
+            Codec::Zstd { .. } => decode_zstd(stored, elements)?,
+        }
+        Ok(())
     }
 }
 
@@ -177,17 +205,11 @@ impl StoredPart {
     }
 
     fn into_bytes(self) -> Bytes {
-        struct Owner(Box<dyn Buffer>);
-        impl AsRef<[u8]> for Owner {
-            fn as_ref(&self) -> &[u8] {
-                (*self.0).as_ref()
-            }
-        }
-        Bytes::from_owner(Owner(self.buffer)).slice(..self.len)
+        filled(self.buffer, self.len)
     }
 }
 
-fn decode_zstd(stored: &[u8], len: usize) -> Result<Vec<u8>> {
+fn check_zstd(stored: &[u8], len: usize) -> Result<()> {
     // TensorStore refuses a second frame, and so must whoever does not want to read what it does not.
     match zstd::zstd_safe::find_frame_compressed_size(stored) {
         Ok(frame) if frame == stored.len() => {}
@@ -199,24 +221,23 @@ fn decode_zstd(stored: &[u8], len: usize) -> Result<Vec<u8>> {
         }
         Err(_) => return malformed("no whole zstd frame"),
     }
-    if let Ok(Some(size)) = zstd::zstd_safe::get_frame_content_size(stored)
-        && usize::try_from(size) != Ok(len)
-    {
-        return malformed(format!(
+    match zstd::zstd_safe::get_frame_content_size(stored) {
+        Ok(Some(size)) if usize::try_from(size) != Ok(len) => malformed(format!(
             "a zstd frame of {size} bytes where a chunk has {len}"
-        ));
+        )),
+        _ => Ok(()),
     }
-    let mut elements = Vec::new();
-    if elements.try_reserve_exact(len).is_err() {
-        return malformed(format!("no memory for a chunk of {len} bytes"));
-    }
+}
+
+fn decode_zstd(stored: &[u8], elements: &mut [u8]) -> Result<()> {
+    let len = elements.len();
     let mut decoder = match zstd::bulk::Decompressor::new() {
         Ok(decoder) => decoder,
         Err(error) => return malformed(format!("zstd: {error}")),
     };
-    // Writes into the reserved capacity; a frame that holds more fails there.
-    match decoder.decompress_to_buffer(stored, &mut elements) {
-        Ok(size) if size == len => Ok(elements),
+    // A frame that holds more fails.
+    match decoder.decompress_to_buffer(stored, elements) {
+        Ok(size) if size == len => Ok(()),
         Ok(size) => malformed(format!(
             "{size} bytes in the zstd frame where a chunk has {len}"
         )),

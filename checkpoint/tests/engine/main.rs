@@ -10,6 +10,7 @@ mod damage;
 mod databases;
 mod held;
 mod layout;
+mod memory;
 mod round_trip;
 mod saving;
 mod shard_damage;

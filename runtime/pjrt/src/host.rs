@@ -4,10 +4,11 @@ use crate::error::{Code, Error};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
 use std::fs::File;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::ptr::{NonNull, null_mut};
 use std::slice;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -21,6 +22,9 @@ const SHARED_NAME: &str = "waystation-segment";
 /// Alignment from which CPU plugins use host memory in place.
 pub(crate) const ALIGNMENT: usize = 64;
 
+/// [`AlignedBytes::mapped`] blocks can be cut at multiples of this: no page is larger on the systems that we know.
+const GRAIN: usize = 64 << 10;
+
 /// A block of initialised bytes whose start is a multiple of 64, so that plugins can use it in place.
 pub struct AlignedBytes {
     start: NonNull<u8>,
@@ -32,8 +36,10 @@ pub struct AlignedBytes {
 /// Where a block is from.
 enum Origin {
     Heap,
-    /// A mapping of its own, of a file where there is one.
-    Map(Option<File>),
+    /// A mapping of its own, or a part of one, by its number.
+    Map(u64),
+    /// A mapping of a file.
+    File(File),
 }
 
 // SAFETY: the block is owned and plain memory; of a shared one other processes see the file, not the place.
@@ -75,6 +81,7 @@ impl AlignedBytes {
     ///
     /// [`Code::ResourceExhausted`] if there is no memory for them.
     pub fn mapped(len: usize) -> Result<Self, Error> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         if len == 0 {
             return Ok(Self::default());
         }
@@ -88,7 +95,7 @@ impl AlignedBytes {
                 start,
                 len,
                 capacity: len,
-                origin: Origin::Map(None),
+                origin: Origin::Map(NEXT.fetch_add(1, Ordering::Relaxed)),
             }),
             None => Err(Error::own(
                 Code::ResourceExhausted,
@@ -130,7 +137,7 @@ impl AlignedBytes {
                 start,
                 len,
                 capacity: len,
-                origin: Origin::Map(Some(file)),
+                origin: Origin::File(file),
             }),
             Err(error) => Err(Error::own(
                 Code::ResourceExhausted,
@@ -144,8 +151,8 @@ impl AlignedBytes {
     #[must_use]
     pub fn file(&self) -> Option<&File> {
         match &self.origin {
-            Origin::Map(file) => file.as_ref(),
-            Origin::Heap => None,
+            Origin::File(file) => Some(file),
+            Origin::Heap | Origin::Map(_) => None,
         }
     }
 
@@ -163,6 +170,58 @@ impl AlignedBytes {
         }
         drop(self);
         Self::zeroed(len)
+    }
+
+    /// Cuts off what an [`AlignedBytes::mapped`] block has behind its first `len` bytes, rounded up to pages; `None` where that
+    /// is nothing. What was cut off can be joined again.
+    #[must_use]
+    pub fn cut(&mut self, len: usize) -> Option<Self> {
+        let Origin::Map(mapping) = self.origin else {
+            return None;
+        };
+        let at = len.checked_next_multiple_of(GRAIN)?;
+        if at == 0 || at >= self.capacity {
+            return None;
+        }
+        let rest = Self {
+            // SAFETY: within the mapping.
+            start: unsafe { self.start.add(at) },
+            len: self.capacity - at,
+            capacity: self.capacity - at,
+            origin: Origin::Map(mapping),
+        };
+        self.capacity = at;
+        self.len = self.len.min(at);
+        Some(rest)
+    }
+
+    /// Takes back what was cut off right behind this block, which then has all its bytes.
+    ///
+    /// # Errors
+    ///
+    /// The other block, where it is none such.
+    pub fn join(&mut self, next: Self) -> Result<(), Self> {
+        match (&self.origin, &next.origin) {
+            (Origin::Map(own), Origin::Map(other))
+                if own == other && self.end() == next.start.as_ptr() =>
+            {
+                self.capacity += next.capacity;
+                self.len = self.capacity;
+                std::mem::forget(next);
+                Ok(())
+            }
+            _ => Err(next),
+        }
+    }
+
+    /// Where the block is, and where its capacity ends.
+    #[must_use]
+    pub fn place(&self) -> Range<usize> {
+        self.start.as_ptr().addr()..self.end().addr()
+    }
+
+    fn end(&self) -> *mut u8 {
+        self.start.as_ptr().wrapping_add(self.capacity)
     }
 
     /// Shortens to `len` bytes; longer does nothing.
@@ -201,8 +260,8 @@ impl Drop for AlignedBytes {
         if self.capacity == 0 {
             return;
         }
-        if let Origin::Map(_) = self.origin {
-            // SAFETY: mapped with this size, and nothing borrows from a block that is dropped. An error would leave it
+        if let Origin::Map(_) | Origin::File(_) = self.origin {
+            // SAFETY: mapped with this size, or a part of what was, and nothing borrows from a block that is dropped. An error would leave it
             // mapped.
             let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.capacity) };
             return;
@@ -301,6 +360,42 @@ mod tests {
         assert!(block.file().is_none() && block.capacity() == 10_000);
         assert_eq!(block.recycle(10_000).expect("memory")[9_999], 7);
         assert!(AlignedBytes::mapped(0).expect("nothing").is_empty());
+    }
+
+    #[test]
+    fn a_mapped_block_is_cut_and_joined() {
+        let mut block = AlignedBytes::mapped(4 * GRAIN + 10).expect("memory");
+        let all = block.place();
+        let mut rest = block.cut(GRAIN + 1).expect("more");
+        assert_eq!((block.capacity(), rest.len()), (2 * GRAIN, 2 * GRAIN + 10));
+        assert_eq!(block.place().end, rest.place().start);
+        rest[0] = 7;
+        block[2 * GRAIN - 1] = 6;
+        let last = rest.cut(GRAIN).expect("more");
+        assert!(block.cut(2 * GRAIN).is_none(), "nothing is left");
+        // Not what it ends at, and not in this order.
+        let last = block.join(last).expect_err("a gap");
+        let mut last = last;
+        let rest = last.join(rest).expect_err("before it");
+        block.join(rest).expect("what was cut off");
+        block.join(last).expect("and the last");
+        assert_eq!((block.place(), block.len()), (all, 4 * GRAIN + 10));
+        assert_eq!(block[2 * GRAIN - 1..=2 * GRAIN], [6, 7]);
+        // One part goes, the others stay.
+        let rest = block.cut(2 * GRAIN).expect("more");
+        drop(block);
+        assert_eq!(rest[0], 7);
+        for mut whole in [
+            AlignedBytes::zeroed(4 * GRAIN).expect("memory"),
+            AlignedBytes::shared(4 * GRAIN).expect("memory"),
+        ] {
+            assert!(whole.cut(GRAIN).is_none(), "only what is mapped can be cut");
+        }
+        let (mut one, other) = (
+            AlignedBytes::mapped(GRAIN).expect("memory"),
+            AlignedBytes::mapped(GRAIN).expect("memory"),
+        );
+        assert!(one.join(other).is_err(), "wherever the system puts them");
     }
 
     #[test]

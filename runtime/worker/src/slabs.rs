@@ -1,18 +1,22 @@
-//! Memory for what saves copy from devices and compress.
+//! Memory for what saves copy from devices and compress, and for what restores read and decode.
 //!
 //! It comes from the system and goes back there, so that a save holds what it counts and no more: a heap keeps what is freed
-//! in many pieces by many threads. What one piece has used is kept for the next one, and for the next save if that comes soon:
-//! a page that is new to the process costs more than the copy into it.
+//! in many pieces by many threads. What one piece has used is kept for the next one, and for the next save or restore if that
+//! comes soon: a page that is new to the process costs more than the copy into it. Saves take small pieces and restores large
+//! ones, so what is kept is cut as it is wanted, and joined again.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
-use waystation_checkpoint::{Buffer, Buffers};
+use waystation_checkpoint::{Buffer, Buffers, Term};
 use waystation_pjrt::{AlignedBytes, Error};
 
 /// Smaller pieces are the heap's.
 const SMALL_BYTES: usize = 128 << 10;
-/// The part of a slab that a smaller piece may leave unused: one in so many bytes.
-const SLACK: usize = 8;
+/// What is taken from the system at a time, where there is room for so much.
+const REGION_BYTES: usize = 32 << 20;
 
 /// The slabs of this process.
 #[derive(Debug)]
@@ -25,19 +29,60 @@ pub(crate) struct Slabs {
 struct State {
     used_bytes: usize,
     idle_bytes: usize,
-    /// The one that was used last comes last.
-    idle: Vec<AlignedBytes>,
+    /// By place, no two that could be joined.
+    idle: BTreeMap<usize, AlignedBytes>,
 }
 
 impl State {
-    /// Takes out what must go for used and idle ones to be no more than `most` bytes, oldest first.
-    fn evict(&mut self, most: usize) -> Vec<AlignedBytes> {
-        let mut gone = 0;
-        while gone < self.idle.len() && self.used_bytes.saturating_add(self.idle_bytes) > most {
-            self.idle_bytes -= self.idle[gone].capacity();
-            gone += 1;
+    /// The smallest that is large enough, with what it has more cut off.
+    fn find(&mut self, len: usize) -> Option<AlignedBytes> {
+        let large = self.idle.iter().filter(|(_, idle)| idle.capacity() >= len);
+        let (&place, _) = large.min_by_key(|(_, idle)| idle.capacity())?;
+        let mut found = self.idle.remove(&place)?;
+        self.idle_bytes -= found.capacity();
+        if let Some(rest) = found.cut(len) {
+            self.keep(rest);
         }
-        self.idle.drain(..gone).collect()
+        Some(found)
+    }
+
+    /// Keeps what nobody uses, as one with its neighbours.
+    fn keep(&mut self, mut bytes: AlignedBytes) {
+        self.idle_bytes += bytes.capacity();
+        let place = bytes.place();
+        let before = self.idle.range(..place.start).next_back();
+        if let Some(before) = before.map(|(&at, _)| at)
+            && let Some(mut first) = self.idle.remove(&before)
+        {
+            match first.join(bytes) {
+                Ok(()) => bytes = first,
+                Err(own) => {
+                    self.idle.insert(before, first);
+                    bytes = own;
+                }
+            }
+        }
+        if let Some(next) = self.idle.remove(&place.end)
+            && let Err(next) = bytes.join(next)
+        {
+            self.idle.insert(place.end, next);
+        }
+        self.idle.insert(bytes.place().start, bytes);
+    }
+
+    /// Takes out what must go for used and idle ones to be no more than `most` bytes, the smallest first: of these the fewest
+    /// would be large enough for anything.
+    fn evict(&mut self, most: usize) -> Vec<AlignedBytes> {
+        let mut gone = Vec::new();
+        while self.used_bytes.saturating_add(self.idle_bytes) > most {
+            let smallest = self.idle.iter().min_by_key(|(_, idle)| idle.capacity());
+            let Some((&place, _)) = smallest else { break };
+            if let Some(bytes) = self.idle.remove(&place) {
+                self.idle_bytes -= bytes.capacity();
+                gone.push(bytes);
+            }
+        }
+        gone
     }
 }
 
@@ -50,8 +95,8 @@ impl Slabs {
         })
     }
 
-    /// `len` bytes, whatever they are.
-    pub(crate) fn take(self: &Arc<Self>, len: usize) -> Result<Slab, Error> {
+    /// `len` bytes, whatever they are. What lasts is no longer on its way, so it is not counted.
+    pub(crate) fn take(self: &Arc<Self>, len: usize, term: Term) -> Result<Slab, Error> {
         if len < SMALL_BYTES {
             return Ok(Slab {
                 bytes: AlignedBytes::zeroed(len)?,
@@ -61,32 +106,47 @@ impl Slabs {
         }
         let (kept, gone) = {
             let mut state = self.state();
-            let fits = |bytes: &AlignedBytes| {
-                let capacity = bytes.capacity();
-                capacity >= len && capacity - len <= len / SLACK
-            };
-            match state.idle.iter().rposition(fits) {
-                Some(index) => {
-                    let bytes = state.idle.remove(index);
-                    state.idle_bytes -= bytes.capacity();
-                    (Some(bytes), Vec::new())
-                }
+            match state.find(len) {
+                Some(bytes) => (Some(bytes), Vec::new()),
                 None => (None, state.evict(self.budget_bytes.saturating_sub(len))),
             }
         };
         // Outside the lock: it takes a while.
         drop(gone);
-        let bytes = match kept {
-            Some(bytes) => bytes.recycle(len)?,
-            None => AlignedBytes::mapped(len)?,
+        let (bytes, rest) = match kept {
+            Some(bytes) => (bytes, None),
+            None => self.map(len)?,
         };
-        let counted_bytes = bytes.capacity();
-        self.state().used_bytes += counted_bytes;
+        let bytes = bytes.recycle(len)?;
+        let counted_bytes = match term {
+            Term::Passing => bytes.capacity(),
+            Term::Lasting => 0,
+        };
+        let mut state = self.state();
+        state.used_bytes += counted_bytes;
+        if let Some(rest) = rest {
+            state.keep(rest);
+        }
         Ok(Slab {
             bytes,
             counted_bytes,
             home: Some(Arc::clone(self)),
         })
+    }
+
+    /// New memory, and what came with it.
+    fn map(&self, len: usize) -> Result<(AlignedBytes, Option<AlignedBytes>), Error> {
+        let free = {
+            let state = self.state();
+            let held = state.used_bytes.saturating_add(state.idle_bytes);
+            self.budget_bytes.saturating_sub(held)
+        };
+        if len < REGION_BYTES && REGION_BYTES <= free {
+            let mut bytes = AlignedBytes::mapped(REGION_BYTES)?;
+            let rest = bytes.cut(len);
+            return Ok((bytes, rest));
+        }
+        Ok((AlignedBytes::mapped(len)?, None))
     }
 
     /// Gives back what nobody uses.
@@ -119,8 +179,7 @@ impl Drop for Slab {
         state.used_bytes = state.used_bytes.saturating_sub(self.counted_bytes);
         let (capacity, held) = (bytes.capacity(), state.used_bytes + state.idle_bytes);
         if capacity > 0 && held.saturating_add(capacity) <= home.budget_bytes {
-            state.idle_bytes += capacity;
-            state.idle.push(bytes);
+            state.keep(bytes);
         } else {
             drop(state);
             drop(bytes);
@@ -145,8 +204,8 @@ impl AsMut<[u8]> for Slab {
 pub(crate) struct EngineSlabs(pub(crate) Arc<Slabs>);
 
 impl Buffers for EngineSlabs {
-    fn take(&self, len: usize) -> Option<Box<dyn Buffer>> {
-        Some(Box::new(self.0.take(len).ok()?))
+    fn take(&self, len: usize, term: Term) -> Option<Box<dyn Buffer>> {
+        Some(Box::new(self.0.take(len, term).ok()?))
     }
 }
 
@@ -154,35 +213,77 @@ impl Buffers for EngineSlabs {
 mod tests {
     use super::*;
 
+    const MIB: usize = 1 << 20;
+
+    fn kept(slabs: &Slabs) -> usize {
+        let state = slabs.state();
+        let idle: usize = state.idle.values().map(AlignedBytes::capacity).sum();
+        assert_eq!(idle, state.idle_bytes);
+        idle
+    }
+
+    fn passing(slabs: &Arc<Slabs>, len: usize) -> Slab {
+        slabs.take(len, Term::Passing).expect("memory")
+    }
+
     #[test]
     fn what_is_used_is_kept_for_the_next_piece_within_the_budget() {
-        let slabs = Slabs::new(1 << 20);
-        let kept = || {
-            let state = slabs.state();
-            let idle: usize = state.idle.iter().map(AlignedBytes::capacity).sum();
-            assert_eq!(idle, state.idle_bytes);
-            idle
-        };
-        let (first, second) = (slabs.take(1 << 20).unwrap(), slabs.take(1 << 20).unwrap());
+        let slabs = Slabs::new(MIB);
+        let (first, second) = (passing(&slabs, MIB), passing(&slabs, MIB));
         // The one that goes first would be beyond the budget beside the other.
         let place = second.bytes.as_ptr();
         drop(first);
         drop(second);
-        assert_eq!(kept(), 1 << 20);
-        let again = slabs.take((1 << 20) - 100).unwrap();
+        assert_eq!(kept(&slabs), MIB);
+        let again = passing(&slabs, MIB - 100);
         assert_eq!(
             (again.bytes.as_ptr(), again.bytes.len()),
-            (place, (1 << 20) - 100)
+            (place, MIB - 100)
         );
         drop(again);
-        drop(slabs.take(100).unwrap());
+        drop(passing(&slabs, 100));
+        assert_eq!(kept(&slabs), MIB);
         // For what does not fit, what is kept makes room.
-        let other = slabs.take(1 << 19).unwrap();
-        assert_eq!(kept(), 0);
-        drop(other);
-        assert_eq!(kept(), 1 << 19);
+        drop(passing(&slabs, 2 * MIB));
+        assert_eq!(kept(&slabs), 0);
+        drop(passing(&slabs, MIB / 2));
+        assert_eq!(kept(&slabs), MIB / 2);
         slabs.clear();
-        assert_eq!(kept(), 0);
-        assert!(slabs.take(usize::MAX).is_err());
+        assert_eq!(kept(&slabs), 0);
+        assert!(slabs.take(usize::MAX, Term::Passing).is_err());
+    }
+
+    #[test]
+    fn what_small_pieces_have_used_serves_a_large_one() {
+        let slabs = Slabs::new(2 * REGION_BYTES);
+        let small: Vec<Slab> = (0..16).map(|_| passing(&slabs, 2 * MIB)).collect();
+        let first = small[0].bytes.as_ptr();
+        assert_eq!(kept(&slabs), 0, "they lie in one region");
+        // In any order.
+        let (even, odd): (Vec<_>, Vec<_>) =
+            small.into_iter().enumerate().partition(|(n, _)| n % 2 == 0);
+        drop(even);
+        assert_eq!(kept(&slabs), REGION_BYTES / 2);
+        drop(odd);
+        let large = passing(&slabs, REGION_BYTES);
+        assert_eq!(large.bytes.as_ptr(), first);
+        drop(large);
+        // What is left of it serves others.
+        let (one, two) = (passing(&slabs, 20 * MIB), passing(&slabs, 12 * MIB));
+        assert_eq!((one.bytes.as_ptr(), kept(&slabs)), (first, 0));
+        drop((one, two));
+        assert_eq!(slabs.state().idle.len(), 1);
+    }
+
+    #[test]
+    fn what_lasts_is_kept_when_it_ends_and_not_counted_before() {
+        let slabs = Slabs::new(4 * MIB);
+        let arrays: Vec<Slab> = (0..8)
+            .map(|_| slabs.take(MIB, Term::Lasting).expect("memory"))
+            .collect();
+        drop(passing(&slabs, 3 * MIB));
+        assert_eq!(kept(&slabs), 3 * MIB, "arrays leave the budget to others");
+        drop(arrays);
+        assert_eq!(kept(&slabs), 4 * MIB);
     }
 }

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _, future::try_join_all, stream};
 use tokio::sync::oneshot;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
-use waystation_checkpoint::{Cut, Elements, Meeting, Room, Saving, Together};
+use waystation_checkpoint::{Cut, Elements, Meeting, Room, Saving, Term, Together};
 use waystation_pjrt::{Buffer, Error, ToHost};
 use waystation_proto::{
     tensorflow::{StatusProto, error::Code},
@@ -467,14 +467,14 @@ async fn read_beside(
     let fault = move |error: Error| Arc::new(status::of_plugin(&error, user_context));
     let begin = move || -> Result<Vec<(Slab, ToHost)>, Error> {
         let Some(range) = range else {
-            let mut slab = slabs.take(buffer.host_bytes()?)?;
+            let mut slab = slabs.take(buffer.host_bytes()?, Term::Passing)?;
             let copy = buffer.to_host(std::mem::take(&mut slab.bytes))?;
             return Ok(vec![(slab, copy)]);
         };
         let starts = range.clone().step_by(PART_BYTES);
         starts
             .map(|start| {
-                let mut slab = slabs.take(PART_BYTES.min(range.end - start))?;
+                let mut slab = slabs.take(PART_BYTES.min(range.end - start), Term::Passing)?;
                 let bytes = std::mem::take(&mut slab.bytes);
                 Ok((slab, buffer.part_to_host(start as u64, bytes)?))
             })
