@@ -11,6 +11,7 @@ goes to stdout, everything to a JSON file.
   latency   calls that are waited for, against the null server, and where the time goes
   transfer  device_put and fetch, whole and cut over 8 devices, against the null server
   memory    what proxy and worker grow by while 10 GB pass
+  gang      what a launch costs the proxy by the number of workers that take part, which compute nothing
   clients   16 small clients at once, and a quiet one among 15 that flood
   warm      programs from the bucket on a fresh server, against the plugin's own deserialize and JAX's persistent cache
   hits      programs from a worker's memory, against the plugin's load
@@ -43,7 +44,7 @@ from sides import Sides
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PARTS = (
-    "train", "dispatch", "latency", "transfer", "memory", "clients", "warm", "hits", "keys", "flights", "cold",
+    "train", "dispatch", "latency", "transfer", "memory", "gang", "clients", "warm", "hits", "keys", "flights", "cold",
     "checkpoint", "checkpoint_memory", "objects",
 )  # fmt: skip
 MIB = 1 << 20
@@ -54,6 +55,8 @@ BEYOND_NULL_US = {"block": 150, "fetch": 250}
 # What the proxy may grow by beyond its bound for host buffers, and the worker beyond its arrays.
 GROWTH_BYTES = 64 * MIB
 CLIENTS = 16
+# CPU of the proxy that a launch may cost for each worker more.
+WORKER_CPU_US = 15
 
 
 class Bench(CacheParts, CheckpointParts):
@@ -259,6 +262,34 @@ class Bench(CacheParts, CheckpointParts):
                 )  # fmt: skip
             )
 
+    def gang(self):
+        """The slope of the proxy's CPU over the number of workers, by least squares."""
+        command = [str(self.sides.gang_bench), "--binary", str(self.sides.binary)]
+        command += ["--workers", "1,4", "--parts", "400"] if self.quick else []
+        slopes, fixed = [], []
+        for _ in range(self.pairs):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+            if done.returncode != 0:
+                raise RuntimeError(f"{command} ended with {done.returncode}: {done.stderr[-500:]}")
+            runs = json.loads(done.stdout)
+            line = statistics.linear_regression([run["workers"] for run in runs], [run["proxy_cpu_us"] for run in runs])
+            slopes.append(line.slope)
+            fixed.append(line.intercept)
+        self.figures.append(
+            figures.figure(
+                "CPU of the proxy a launch, each worker more", "us", slopes, [WORKER_CPU_US] * len(slopes),
+                against=f"{WORKER_CPU_US} us", lower_is_better=True, asked=self.asked(1.0, margin=0.33, at_least=False),
+            )  # fmt: skip
+        )
+        self.notes.append(
+            f"gang: {statistics.median(fixed):.0f} us a launch beside; last run: "
+            + "; ".join(
+                f"{run['workers']} workers {run['proxy_cpu_us']:.0f} us of CPU, {run['launches_per_second']:.0f} launches/s, "
+                f"{run['message_bytes']} bytes to each"
+                for run in runs
+            )
+        )
+
     def clients(self):
         """Many sessions at once. Small clients without Python make them: that many JAX processes would share out the machine's
         cores among themselves and leave the server what remains."""
@@ -369,7 +400,7 @@ def main():
     for path, what in ((binary, "make build"), (null_server, "cargo build --release --bin null_server")):
         if not path.is_file():
             parser.error(f"no binary at {path}: run `{what}` first")
-    for name in ("load", "cache_bench", "checkpoint_bench", "gcs_double"):
+    for name in ("load", "cache_bench", "checkpoint_bench", "gang_bench", "gcs_double"):
         if not null_server.with_name(name).is_file():
             parser.error(f"no {name} beside {null_server}: run `cargo build --release --bin {name}` first")
     wanted = args.only.split(",")

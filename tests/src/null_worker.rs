@@ -4,10 +4,14 @@
 use std::{
     net::TcpListener,
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
+use prost::Message as _;
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tokio_util::sync::CancellationToken;
@@ -46,6 +50,7 @@ pub enum Pace {
 #[derive(Debug)]
 pub struct NullWorkers {
     seen: Vec<Arc<Mutex<Vec<Seen>>>>,
+    largest: Arc<AtomicUsize>,
 }
 
 impl NullWorkers {
@@ -55,6 +60,7 @@ impl NullWorkers {
     /// When there is no free port.
     pub fn start(count: u32, manager: &str, pace: Pace, stop: &CancellationToken) -> Self {
         let mut seen = Vec::new();
+        let largest = Arc::new(AtomicUsize::new(0));
         for task in 0..count {
             let listener = TcpListener::bind("127.0.0.1:0").expect("a free loopback port");
             let address = listener.local_addr().expect("bound").to_string();
@@ -63,6 +69,7 @@ impl NullWorkers {
                 pace,
                 task,
                 seen: Arc::clone(&launches),
+                largest: Arc::clone(&largest),
             };
             listener.set_nonblocking(true).expect("a socket");
             let listener = tokio::net::TcpListener::from_std(listener).expect("in a runtime");
@@ -83,7 +90,12 @@ impl NullWorkers {
             });
             seen.push(launches);
         }
-        Self { seen }
+        Self { seen, largest }
+    }
+
+    /// Bytes of the largest execution's message to a worker.
+    pub fn largest(&self) -> usize {
+        self.largest.load(Relaxed)
     }
 
     /// The executions that each worker has got, in order.
@@ -151,6 +163,7 @@ struct NullWorker {
     pace: Pace,
     task: u32,
     seen: Arc<Mutex<Vec<Seen>>>,
+    largest: Arc<AtomicUsize>,
 }
 
 /// One argument and one result, cut over all devices.
@@ -242,7 +255,7 @@ impl Worker for NullWorker {
     ) -> Result<Response<Self::SessionStream>, Status> {
         let mut ops = request.into_inner();
         let (replies, receiver) = mpsc::channel(1024);
-        let seen = Arc::clone(&self.seen);
+        let (seen, largest) = (Arc::clone(&self.seen), Arc::clone(&self.largest));
         let (window, mut chaos) = match self.pace {
             Pace::Even => (64, None),
             // Never zero, and another one for each worker.
@@ -266,6 +279,9 @@ impl Worker for NullWorker {
                     tokio::time::sleep(Duration::from_micros(next(state) % 500)).await;
                 }
                 untold += 1;
+                if let Some(op::Op::Execute(_)) = &op.op {
+                    largest.fetch_max(op.encoded_len(), Relaxed);
+                }
                 let answer = op.op.and_then(|op| answer(op, &seen));
                 let taken = (untold * 4 >= window).then(|| {
                     reply::Reply::Taken(Taken {
