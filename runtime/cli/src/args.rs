@@ -20,7 +20,7 @@ use crate::{
 
 /// Waystation: an open, storage-first backend for single-controller JAX.
 #[derive(Debug, clap::Parser)]
-#[command(name = "waystation", version, after_help = FOOTER, disable_help_subcommand = true)]
+#[command(name = "waystation", version = version(), after_help = FOOTER, disable_help_subcommand = true)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -31,6 +31,15 @@ Names of flags may be written with underscores or hyphens, booleans as --flag, -
 Every flag can be given as an environment variable: WAYSTATION_ and its name in capitals, as in
 WAYSTATION_GCS_SCRATCH_LOCATION; the command line wins. WAYSTATION_LOG filters logs (info, debug, ...).
 Exit status: 64 for what a change of the command line or the machine can mend, 1 for other failures.";
+
+/// Ours, and whose clients are served.
+fn version() -> String {
+    let [oldest, newest] = waystation_proxy::JAXLIB;
+    format!(
+        "{} (serves jaxlib {oldest} to {newest})",
+        env!("CARGO_PKG_VERSION")
+    )
+}
 
 /// One word, one process.
 #[derive(Debug, clap::Subcommand)]

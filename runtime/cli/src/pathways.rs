@@ -49,6 +49,16 @@ pub(crate) const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("vmodule", "use WAYSTATION_LOG"),
 ];
 
+/// What the names of Pathways' other flags begin with. There are more than anybody has written down, and a launcher that gives
+/// one is to find its job running.
+const OLD_SETS: [&str; 5] = [
+    "cloud_pathways_",
+    "megascale_",
+    "pathways_",
+    "tpu_",
+    "xcloud_",
+];
+
 /// Taken from the proxy only.
 const SCRATCH: (&str, &str) = (
     "gcs_scratch_location",
@@ -148,6 +158,10 @@ fn note(image: Image, name: &str) -> Option<&'static str> {
         .filter(|(known, _)| image != Image::ResourceManager || *known != MANAGERS)
         .find(|(known, _)| *known == name || *known == positive)
         .map(|(_, note)| *note)
+        .or_else(|| {
+            let old = OLD_SETS.iter().any(|set| positive.starts_with(set));
+            old.then_some("it is a flag of Pathways that is not known here")
+        })
 }
 
 fn xla_flag(name: &str, value: Option<String>) -> String {

@@ -34,3 +34,4 @@ mod version;
 pub use config::{Config, DEFAULT_HOST_BUFFER_MEMORY_BYTES, DEFAULT_MAX_SESSIONS, Recording};
 pub use error::Error;
 pub use serve::serve;
+pub use version::JAXLIB;

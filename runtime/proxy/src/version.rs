@@ -5,7 +5,9 @@
 
 use waystation_proto::xla::ifrt::proxy::{GrpcGetVersionRequest, IfrtProxyVersion};
 
-/// Oldest and newest protocol version served (jaxlib 0.8.3 to 0.12.0.1 offer 15..22 to 16..25).
+/// Oldest and newest jaxlib that is served.
+pub const JAXLIB: [&str; 2] = ["0.8.3", "0.12.0.1"];
+/// Oldest and newest protocol version served ([`JAXLIB`] offer 15..22 and 16..25).
 pub(crate) const PROTOCOL: std::ops::RangeInclusive<i32> = 15..=25;
 /// Oldest and newest version of IFRT's serialization served.
 pub(crate) const SERDES: std::ops::RangeInclusive<i32> = 0..=6;
@@ -46,10 +48,12 @@ fn pick(
     let chosen = max.min(*ours.end());
     if chosen < min || chosen < *ours.start() {
         return Err(tonic::Status::failed_precondition(format!(
-            "the client speaks IFRT {what} versions {min} to {max}, this Waystation speaks {} to {}; use jaxlib 0.8.3 to \
-             0.12.0.1, or a Waystation made for your jaxlib",
+            "the client speaks IFRT {what} versions {min} to {max}, this Waystation speaks {} to {}; use jaxlib {} to {}, or a \
+             Waystation made for your jaxlib",
             ours.start(),
             ours.end(),
+            JAXLIB[0],
+            JAXLIB[1],
         )));
     }
     Ok(chosen)

@@ -9,7 +9,10 @@ use waystation_gcs_double::Double;
 /// A test double of Cloud Storage (XML and JSON APIs over one store in memory)
 #[derive(Debug, clap::Parser)]
 struct Args {
-    /// Port of the loopback to listen on; 0 takes a free one
+    /// Address to listen on
+    #[arg(long = "bind_address", default_value = "127.0.0.1")]
+    bind_address: std::net::IpAddr,
+    /// Port to listen on; 0 takes a free one
     #[arg(long = "port", default_value_t = 0)]
     port: u16,
     /// File to write http://HOST:PORT to, once it listens
@@ -23,7 +26,7 @@ struct Args {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> std::io::Result<()> {
     let args = Args::parse();
-    let double = Double::listen(TcpListener::bind(("127.0.0.1", args.port)).await?)?;
+    let double = Double::listen(TcpListener::bind((args.bind_address, args.port)).await?)?;
     for bucket in &args.bucket {
         double.create_bucket(bucket);
     }

@@ -94,10 +94,9 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     if args.role.simulate.is_some() {
         simulate::announce(args.role.simulate);
         if matches!(args.pjrt_plugin.as_str(), "cuda" | "tpu") {
-            return Err(Failure::usage(format!(
-                "--simulate makes CPU devices, and --pjrt_plugin is {}: leave one of them out",
-                args.pjrt_plugin
-            )));
+            // As an image for accelerators has it in its environment.
+            tracing::warn!(plugin = args.pjrt_plugin, "SIMULATED: by the CPU plugin");
+            args.pjrt_plugin = "cpu".to_owned();
         }
         let manager = &args.resource_manager_address;
         let Some(part) = simulate::part(manager, args.task, args.role.parent_stdin)? else {
