@@ -1,6 +1,7 @@
 """The parts of a cluster started by hand, and what devices show of where they are."""
 
 import json
+import urllib.error
 import urllib.request
 
 from conftest import CONNECT, wait_for
@@ -115,3 +116,38 @@ def test_what_to_simulate_must_be_said(tmp_path):
         worker = made.start("worker", "worker", f"--resource_manager_address={made.addresses('manager')[0]}")
         assert worker.wait(60) == 64
         assert "--instance_type" in made.log("worker")
+
+
+def page(address, path):
+    """What a status page answers: (status, text)."""
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_every_part_says_how_it_is(tmp_path):
+    with parts(tmp_path) as made:
+        made.start("manager", "resource-manager", "--status_port=0", "--instance_type=cpu:2")
+        manager, managers = made.addresses("manager")
+        flag = f"--resource_manager_address={manager}"
+        made.start("proxy", "proxy", flag, "--status_port=0")
+        _, proxys = made.addresses("proxy")
+        # Before there is any worker: whoever waits for the head before it starts workers must not wait for ever.
+        wait_for(lambda: page(managers, "/readyz")[0] == 200, 20, "the resource manager is ready")
+        assert page(proxys, "/readyz")[0] == 200
+        made.start("worker", "worker", flag, "--devices_per_worker=2", "--status_port=0")
+        _, workers = made.addresses("worker")
+        assert page(workers, "/healthz") == (200, "ok\n")
+        wait_for(lambda: page(workers, "/readyz")[0] == 200, 60, "the worker is ready")
+        for address in (managers, proxys, workers):
+            assert page(address, "/healthz") == (200, "ok\n")
+
+        def there():
+            status = json.loads(page(managers, "/status")[1])
+            return len(status["workers"]) == 1 and status
+
+        status = wait_for(there, 60, "the worker has registered")
+        assert status["instance_type"] == "cpu:2" and status["workers"][0]["devices"] == 2
+        wait_for(lambda: json.loads(page(proxys, "/status")[1])["ready"], 60, "the proxy has its worker")

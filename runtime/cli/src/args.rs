@@ -66,6 +66,9 @@ pub(crate) struct RoleArgs {
     /// Address to listen on
     #[arg(long = "bind_address", value_name = "IP", default_value = "0.0.0.0")]
     pub(crate) bind_address: std::net::IpAddr,
+    /// Port of GET /healthz, /readyz, and /status where there is one (JSON); 0 takes a free one [default: none]
+    #[arg(long = "status_port", value_name = "PORT")]
+    pub(crate) status_port: Option<u16>,
     /// File to write the bound HOST:PORT to, once it listens
     #[arg(long = "ready_file", value_name = "FILE")]
     pub(crate) ready_file: Option<std::path::PathBuf>,

@@ -15,6 +15,7 @@ mod duration;
 mod error;
 mod files;
 mod flag_files;
+mod health;
 mod history;
 mod http;
 mod large_transfers;

@@ -1,4 +1,5 @@
-//! `GET /status`: the proxy's counters, each worker's, and their sums, as JSON. `GET /metrics`: for Prometheus.
+//! `GET /status`: the proxy's counters, each worker's, and their sums, as JSON. `GET /metrics`: for Prometheus. `GET /healthz` and
+//! `GET /readyz`: for Kubernetes.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -75,6 +76,8 @@ pub(crate) async fn serve(
     listener.set_nonblocking(true).map_err(Error::Listener)?;
     let listener = tokio::net::TcpListener::from_std(listener).map_err(Error::Listener)?;
     let app = Router::new()
+        .route("/healthz", get(async || "ok\n"))
+        .route("/readyz", get(ready))
         .route("/status", get(status))
         .route("/metrics", get(metrics))
         .with_state(Page {
@@ -87,6 +90,12 @@ pub(crate) async fn serve(
         .with_graceful_shutdown(shutdown.cancelled_owned())
         .await
         .map_err(Error::StatusPage)
+}
+
+/// Whether clients may come: at once, for those that come before the workers wait for them. JobSets start the workers when the
+/// head is ready, so that must not wait for workers.
+async fn ready(State(page): State<Page>) -> String {
+    format!("ready; {}\n", page.cluster.borrow().1)
 }
 
 async fn status(State(page): State<Page>) -> Json<Status> {

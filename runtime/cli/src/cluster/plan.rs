@@ -464,7 +464,10 @@ mod tests {
         let Command::Proxy(proxy) = proxy.command else {
             panic!("not a proxy");
         };
-        assert_eq!((proxy.status_port, proxy.host_buffer_memory), (Some(0), 7));
+        assert_eq!(
+            (proxy.role.status_port, proxy.host_buffer_memory),
+            (Some(0), 7)
+        );
         assert_eq!(proxy.max_sessions, 9);
         assert_eq!(proxy.local_transfers, LocalTransfers::Off);
         assert_eq!(

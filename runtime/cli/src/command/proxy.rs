@@ -6,7 +6,7 @@ use tokio::sync::oneshot;
 use waystation_proxy::Error;
 
 use crate::{
-    args::RoleArgs, error::Failure, large_transfers, lifetime, listen,
+    args::RoleArgs, error::Failure, health, large_transfers, lifetime, listen,
     local_transfers::LocalTransfers, record::RecordArgs, simulate, size::parse_bytes, xla_flags,
 };
 
@@ -27,9 +27,6 @@ pub(crate) struct Args {
     /// Port to listen on; 0 takes a free one
     #[arg(long = "server_port", value_name = "PORT", default_value_t = DEFAULT_PORT)]
     pub(crate) server_port: u16,
-    /// Port of GET /status (JSON counters); 0 takes a free one
-    #[arg(long = "status_port", value_name = "PORT")]
-    pub(crate) status_port: Option<u16>,
     /// Also listen on the abstract Unix socket of this name, for JAX processes of the same user on this machine
     /// (JAX_BACKEND_TARGET=grpc://unix-abstract:NAME)
     #[arg(long = "unix_socket", value_name = "NAME", value_parser = listen::parse_socket_name)]
@@ -74,11 +71,7 @@ pub(crate) fn run(args: Args, own_flags: Vec<String>) -> Result<(), Failure> {
     let listener = listen::bind(args.role.bind_address, args.server_port, "--server_port")?;
     let mut addresses = vec![listen::address(&listener)?];
     let mut config = waystation_proxy::Config::new(listener, args.resource_manager_address);
-    if let Some(port) = args.status_port {
-        let listener = listen::bind(args.role.bind_address, port, "--status_port")?;
-        addresses.push(listen::address(&listener)?);
-        config.status_listener = Some(listener);
-    }
+    config.status_listener = health::bind(&args.role, &mut addresses)?;
     if let Some(name) = &args.unix_socket {
         config.unix_listener = Some(listen::bind_abstract(name, "--unix_socket")?);
     }

@@ -7,6 +7,7 @@ use waystation_scheduler::InstanceType;
 use crate::{
     args::RoleArgs,
     error::Failure,
+    health::{self, Part},
     lifetime, listen,
     retention::{Retention, RetentionArgs},
     sharing::CacheMode,
@@ -61,6 +62,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let retention = Retention::new(location, args.cache_mode, &args.retention)?;
     let listener = listen::bind(args.role.bind_address, args.server_port, "--server_port")?;
     let address = listen::address(&listener)?;
+    let mut addresses = vec![address];
+    let page = health::bind(&args.role, &mut addresses)?;
     let config = waystation_scheduler::Config {
         expected_slices: args.slices,
         instance_type: args.instance_type,
@@ -70,8 +73,9 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     };
     lifetime::run(args.role.parent_stdin, async |stop| {
         if let Some(file) = &args.role.ready_file {
-            listen::write_ready_file(file, &[address])?;
+            listen::write_ready_file(file, &addresses)?;
         }
+        health::start(page, Part::ResourceManager(address), stop.clone())?;
         // Beside serving, which waits for none of it.
         let retention = retention.map(|retention| tokio::spawn(retention.keep()));
         let served = waystation_scheduler::serve(config, stop).await;

@@ -5,10 +5,21 @@ use std::path::PathBuf;
 use clap::ArgAction;
 
 use crate::{
-    args::RoleArgs, argv::parse_bool, checkpoint_args::CheckpointArgs,
-    command::compile_child::InChild, error::Failure, flag_files, lifetime, listen,
-    local_transfers::LocalTransfers, location, plugin, python, retention::TtlArgs, sharing,
-    simulate, size::parse_some_bytes, threads, worker_cache::WorkerCacheArgs,
+    args::RoleArgs,
+    argv::parse_bool,
+    checkpoint_args::CheckpointArgs,
+    command::compile_child::InChild,
+    error::Failure,
+    flag_files,
+    health::{self, Part},
+    lifetime, listen,
+    local_transfers::LocalTransfers,
+    location, plugin, python,
+    retention::TtlArgs,
+    sharing, simulate,
+    size::parse_some_bytes,
+    threads,
+    worker_cache::WorkerCacheArgs,
 };
 
 /// Port of Pathways' workers.
@@ -115,6 +126,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let disk = args.cache.disk.disk()?;
     let listener = listen::bind(args.role.bind_address, args.server_port, "--server_port")?;
     let address = listen::address(&listener)?;
+    let mut addresses = vec![address];
+    let page = health::bind(&args.role, &mut addresses)?;
     let advertise = listen::reachable(address, &args.resource_manager_address);
     let mut limits = waystation_worker::Limits {
         device_memory_bytes: args.device_memory_bytes,
@@ -150,8 +163,9 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             limits,
         };
         if let Some(file) = &args.role.ready_file {
-            listen::write_ready_file(file, &[address])?;
+            listen::write_ready_file(file, &addresses)?;
         }
+        health::start(page, Part::Worker(address), stop.clone())?;
         let served = waystation_worker::serve(config, stop).await;
         served.map_err(|error| Failure::because("the worker failed", &error))
     })
