@@ -6,6 +6,7 @@ import os
 import pathlib
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 
@@ -87,6 +88,25 @@ def double(folder, *buckets):
     process = subprocess.Popen([DOUBLE, f"--ready_file={ready}", *flags], stdin=subprocess.PIPE)
     with running(process, ready.exists):
         yield ready.read_text()
+
+
+def outside_double(folder, cluster, address, *buckets):
+    """Runs the double on a network of pods (see pods.py), until that ends; gives its address."""
+    ready = pathlib.Path(folder) / "double.ready"
+    flags = [f"--bind_address={address}", f"--ready_file={ready}", *(f"--bucket={bucket}" for bucket in buckets)]
+    process = cluster.outside([DOUBLE, *flags], stdin=subprocess.PIPE)
+    deadline = time.monotonic() + 30
+    while not ready.exists():
+        assert process.poll() is None and time.monotonic() < deadline, "the double does not start"
+        time.sleep(0.02)
+    return ready.read_text()
+
+
+def order_within(cluster, url, what, verb="POST", **body):
+    """As `order`, for a double on a network of pods."""
+    code = f"import gcs, json; print(json.dumps(gcs.order({url!r}, {what!r}, {verb!r}, **{body!r})))"
+    process = cluster.outside([sys.executable, "-c", code], name="order", stdout=subprocess.PIPE, cwd=ROOT / "tests/python")
+    return json.loads(process.communicate(timeout=30)[0])
 
 
 @contextlib.contextmanager

@@ -1,0 +1,89 @@
+"""The JobSet that pathwaysutils makes, started with our images: it trains, saves and ends, and nothing in it knows whose they are.
+
+The images' names are all that is ours in it, and three things are added to its environment: TPUs are simulated, Cloud Storage is
+the double, and names lead into networks of this test's own.
+"""
+
+import json
+
+import gcs
+import pytest
+import yaml
+from conftest import CLIENTS, wait_for
+from pathwaysutils.experimental.gke import jobset
+from pods import Cluster, Image, jobs_of
+from test_parts import told
+
+SERVER, PROXY, SIDECAR = "waystation/server", "waystation/proxy_server", "waystation/sidecar"
+TAG = "jax-0.12.0.1"
+IMAGES = {SERVER: "server", PROXY: "proxy_server", SIDECAR: "sidecar"}
+
+
+def generated(location, tpu_type, topology, slices, url, **options):
+    made = jobset.PathwaysJobSet(
+        name="train", namespace="default", pathways_dir="gs://shared/pathways", tpu_type=tpu_type, topology=topology,
+        num_slices=slices, pathways_version=TAG, pathways_rm_and_worker_image=SERVER, pathways_proxy_image=PROXY, **options,
+    )  # fmt: skip
+    made.add_user_workload(
+        image="user/train", command=["python", str(CLIENTS / "deployed.py"), location],
+        # Where the user's own libraries find the bucket.
+        env={"ENABLE_PATHWAYS_PERSISTENCE": "1", **gcs.orbax_environment(url)},
+    )  # fmt: skip
+    return made
+
+
+# (TPU type, topology, slices, machines a slice, devices of a machine)
+SHAPES = [("v6e", "2x2", 1, 1, 4)]
+
+
+@pytest.mark.parametrize("tpu_type,topology,slices,tasks,devices", SHAPES)
+def test_a_jobset_trains_and_saves(tmp_path, tpu_type, topology, slices, tasks, devices):
+    images = {f"{name}:{TAG}": Image(file) for name, file in IMAGES.items()}
+    cluster = Cluster(tmp_path, images, {"WAYSTATION_SIMULATE": "cpu"})
+    try:
+        host = cluster.network()
+        url = gcs.outside_double(tmp_path, cluster, host, "shared")
+        # Orbax writes its metadata twice in a second, and gcsfs does not get over the 429 that this costs.
+        gcs.order_within(cluster, url, "limits", paced=False)
+        cluster.added["STORAGE_EMULATOR_HOST"] = url
+        made = generated("gs://shared/run", tpu_type, topology, slices, url)
+        # By way of the file that an operator would apply.
+        made.export_yaml(str(tmp_path / "jobset.yaml"))
+        pods = list(jobs_of(yaml.safe_load((tmp_path / "jobset.yaml").read_text())))
+        assert len(pods) == 1 + slices * tasks
+        for pod in pods:
+            cluster.pod(pod)
+        for pod in pods:
+            cluster.start(pod)
+        user = "train-pathways-head-0-0.user-workload"
+        manager = "train-pathways-head-0-0.pathways-rm"
+        everything = lambda: "\n".join(f"== {name}\n{cluster.log(name)[-3000:]}" for name in cluster.running if "." in name)  # noqa: E731
+
+        def over():
+            fallen = [name for name, process in cluster.running.items() if process.poll() not in (None, 0)]
+            assert not fallen, f"{fallen} ended:\n{everything()}"
+            return cluster.running[user].poll() == 0
+
+        wait_for(over, 240, f"the user's program has ended:\n{everything()}")
+        (result,) = told(cluster.log(user))
+        shown = result["devices"]
+        assert len(shown) == slices * tasks * devices
+        assert [device[:2] for device in shown] == [
+            [slice, task] for slice in range(slices) for task in range(tasks) for _ in range(devices)
+        ]
+        assert all("SIMULATED" in device[3] for device in shown)
+        assert len({(device[0], *device[2]) for device in shown}) == len(shown)
+        for name in cluster.running:
+            if "pathways-" in name.split(".")[-1]:
+                assert "SIMULATED" in cluster.log(name), cluster.log(name)
+        # The bucket has programs, the checkpoint, and the rule that keeps the former from staying for ever.
+        bucket = gcs.order_within(cluster, url, "state", "GET")["buckets"]["shared"]
+        names = list(bucket["objects"])
+        assert any(name.startswith("pathways/exe/") for name in names), names
+        assert "run/state/_CHECKPOINT_METADATA" in names and any(name.startswith("run/state/weights/") for name in names)
+        assert "pathways/exe/" in json.dumps(bucket["lifecycle"]), bucket["lifecycle"]
+        assert "lifecycle" in cluster.log(manager)
+    finally:
+        ended = cluster.stop()
+    # Asked to, all end by themselves.
+    assert {name: status for name, status in ended.items() if status != 0 and "." in name} == {}
