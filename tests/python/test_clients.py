@@ -21,6 +21,7 @@ RUNS = [
     ("devices", 2, 4),
     ("arrays", 2, 4),
     ("spanning", 2, 4),
+    ("collectives", 2, 4),
     ("resharding", 2, 4),
     ("persistence", 2, 4),
 ]

@@ -25,9 +25,9 @@ use waystation_proto::{
             resource_manager_client::ResourceManagerClient, worker_inventory, worker_report,
         },
         worker::{
-            Answer, Attached, CompileDone, DataFrame, FetchDataRequest, FetchExecutableRequest,
-            LocalPut, LocalPutReply, Op, PutDataReply, ReadDone, Reply, Taken, WatchDone,
-            WorkerStatus, WorkerStatusRequest, op, reply,
+            Answer, Attached, CompileDone, DataFrame, ExecutableFrame, FetchDataRequest,
+            FetchExecutableRequest, LocalPut, LocalPutReply, Op, PutDataReply, ReadDone, Reply,
+            Taken, WatchDone, WorkerStatus, WorkerStatusRequest, op, reply,
             worker_server::{Worker, WorkerServer},
         },
     },
@@ -246,7 +246,8 @@ fn next(state: &mut u64) -> u64 {
 impl Worker for NullWorker {
     type SessionStream = ReceiverStream<Result<Reply, Status>>;
     type FetchDataStream = Pin<Box<dyn Stream<Item = Result<DataFrame, Status>> + Send>>;
-    type FetchExecutableStream = Pin<Box<dyn Stream<Item = Result<DataFrame, Status>> + Send>>;
+    type FetchExecutableStream =
+        Pin<Box<dyn Stream<Item = Result<ExecutableFrame, Status>> + Send>>;
     type PutLocalStream = Pin<Box<dyn Stream<Item = Result<LocalPutReply, Status>> + Send>>;
 
     async fn session(

@@ -28,9 +28,7 @@
 //! Reductions are made in the order of the group, each element by one member only or by all in the same order: bit for bit
 //! the same on every member, in every run, wherever the partitions lie.
 //!
-//! # How a worker will use it
-//!
-//! Not wired yet; the worker refuses programs that span processes. The steps will be these:
+//! # How a worker uses it
 //!
 //! 1. The child that compiles makes a client with as many devices as the program has partitions, compiles with
 //!    [`rewrite`] in the plugin's hook before scheduling, and serializes. The executable depends on program, options and number

@@ -6,6 +6,7 @@ mod loaded;
 mod loading;
 mod optimized;
 mod probe;
+mod spanning;
 
 use std::{
     collections::HashMap,
@@ -19,14 +20,18 @@ use waystation_cache::{Cache, Entry, Key, KeyInputs, Origin, Treatment};
 use waystation_pjrt::Client;
 use waystation_proto::tensorflow::{StatusProto, error::Code};
 
-pub(crate) use self::loaded::Loaded;
 use self::{compile::of_program, loaded::Source};
+pub(crate) use self::{
+    loaded::{Artifact, Loaded},
+    spanning::Elsewhere,
+};
 use crate::{
     child::Compilers,
     counters::{self, Counters},
     hlo::Hlo,
     program::{self, Defaults, Prepared},
     status, topology,
+    wide::Wide,
 };
 
 /// Entries of one program that are loaded until one does: as many as the cache has room for, what is compiled when none
@@ -51,9 +56,12 @@ pub(crate) struct Request {
     pub(crate) ordinals: Arc<HashMap<i32, u32>>,
     /// The proxy's.
     pub(crate) xla_flags: Vec<String>,
+    /// Whether other workers have some of the devices.
+    pub(crate) spanning: bool,
 }
 
-/// A program, and the plugin's ids of the devices it is loaded on, in logical order.
+/// A program, and the plugin's ids of the devices it is loaded on, in logical order. One over several workers is loaded for any
+/// device, and names none.
 type Name = (Key, Vec<i32>);
 
 /// See the module.
@@ -68,9 +76,11 @@ pub(crate) struct Compiler {
     loads: Arc<Semaphore>,
     loaded: Mutex<HashMap<Name, Weak<Loaded>>>,
     defaults: OnceCell<Defaults>,
+    wide: Wide,
 }
 
 impl Compiler {
+    #[expect(clippy::too_many_arguments, reason = "each is a part of its own")]
     pub(crate) fn new(
         client: Client,
         compilers: Option<Compilers>,
@@ -79,6 +89,7 @@ impl Compiler {
         hlo: Hlo,
         counters: Arc<Counters>,
         compiles: usize,
+        wide: Wide,
     ) -> Compiler {
         Compiler {
             client,
@@ -91,6 +102,7 @@ impl Compiler {
             loads: Arc::new(Semaphore::new(compiles.max(1))),
             loaded: Mutex::default(),
             defaults: OnceCell::new(),
+            wide,
         }
     }
 
@@ -144,21 +156,38 @@ impl Compiler {
 
     /// What a request is for the cache and for the plugin.
     async fn prepare(self: &Arc<Self>, request: Request) -> Result<(Name, Source), StatusProto> {
+        let (options, ids) = (&request.options, &request.device_ids);
+        // A wide client's devices are numbered from zero.
+        let places: HashMap<i32, i32> = if request.spanning {
+            ids.iter().copied().zip(0..).collect()
+        } else {
+            HashMap::new()
+        };
         let local = |global: i32| {
+            if request.spanning {
+                return places.get(&global).copied();
+            }
             let ordinal = usize::try_from(*request.ordinals.get(&global)?).ok()?;
             Some(self.client.devices().get(ordinal)?.id())
         };
-        let (options, ids) = (&request.options, &request.device_ids);
         let prepared = program::prepare(options, ids, local, &request.xla_flags)
             .map_err(|error| status::invalid(error.to_string()))?;
-        let devices: Vec<i32> = ids.iter().filter_map(|&id| local(id)).collect();
-        let key = self.key(&request.program, &prepared, &devices).await?;
+        let devices: Vec<i32> = if request.spanning {
+            Vec::new()
+        } else {
+            ids.iter().filter_map(|&id| local(id)).collect()
+        };
+        let spanning = request.spanning;
+        let key = self
+            .key(&request.program, &prepared, &devices, spanning)
+            .await?;
         let source = Source {
             program: request.program,
             options: prepared.plugin_options.into(),
             shape: (prepared.num_replicas, prepared.num_partitions),
             dump: prepared.dump.map(Arc::new),
             dumped: Arc::default(),
+            spanning,
         };
         Ok(((key, devices), source))
     }
@@ -223,7 +252,7 @@ impl Compiler {
             if let Some(loaded) = self.share(&name) {
                 return Ok(loaded);
             }
-            let error = match self.deserialize(&name, &entry, &source.options).await {
+            let error = match self.deserialize(&name, &entry, &source).await {
                 Ok(executable) => {
                     return Ok(self.keep(name, executable, &entry, source));
                 }
@@ -241,6 +270,10 @@ impl Compiler {
                 self.cache.reject(&name.0, &entry);
             }
             if let (Origin::Compiled, Some(compilers)) = (origin, &self.compilers) {
+                if source.spanning {
+                    // There is no other way to run it.
+                    return Err(error);
+                }
                 // A child has compiled it.
                 if of_program(&error, self.has_loaded()) {
                     return Err(error);
@@ -255,7 +288,7 @@ impl Compiler {
         let entry = Arc::new(entry);
         let executable = match executable {
             Some(executable) => executable,
-            None => self.deserialize(&name, &entry, &source.options).await?,
+            None => self.deserialize(&name, &entry, &source).await?,
         };
         Ok(self.keep(name, executable, &entry, source))
     }
@@ -265,6 +298,7 @@ impl Compiler {
         program: &Bytes,
         prepared: &Prepared,
         devices: &[i32],
+        spanning: bool,
     ) -> Result<Key, StatusProto> {
         let (this, program, options) = (
             Arc::clone(self),
@@ -278,6 +312,9 @@ impl Compiler {
         };
         let mut platform = self.identity.platform.clone();
         platform.extend(topology::of_program(&self.client, devices));
+        if spanning {
+            platform.push(spanning::fact(prepared.num_partitions));
+        }
         // Hashes the whole program.
         blocking(move || {
             let begun = Instant::now();

@@ -15,8 +15,8 @@ use waystation_proto::{
 
 use crate::{
     compiler::Compiler, config::Limits, counters::Counters, ledger::Ledger, outbox::Outbox,
-    peers::Peers, segments::Segments, session::Session, slabs::Slabs, status, usage::Clients,
-    window::Permit, writing::Writing,
+    peers::Peers, segments::Segments, session::Session, slabs::Slabs, spanning::Spanning, status,
+    usage::Clients, window::Permit, writing::Writing,
 };
 
 /// Work for the dispatch thread on a session's state.
@@ -63,6 +63,7 @@ pub(crate) struct Core {
     pub(crate) segments: Arc<Segments>,
     pub(crate) checkpoints: waystation_checkpoint::Engine,
     pub(crate) slabs: Arc<Slabs>,
+    pub(crate) spanning: Spanning,
     /// The worker, for messages: "slice 0 task 1".
     pub(crate) place: String,
     /// Whether the plugin can copy parts of a buffer to the host.
@@ -87,6 +88,12 @@ impl Core {
     pub(crate) async fn no_saves(&self) {
         // Fails only without a sender, which is here.
         let _ = self.saves.subscribe().wait_for(|saves| *saves == 0).await;
+    }
+
+    /// Waits until no other worker needs anything more of this one's collectives, for as long as a shutdown waits.
+    pub(crate) async fn collectives_at_rest(&self) {
+        // What is not at rest then fails on the other workers, which lose this one.
+        let _ = tokio::time::timeout(self.limits.grace, self.spanning.at_rest()).await;
     }
 
     /// Whether that is the device's default memory, which alone is accounted against its limit.

@@ -147,17 +147,31 @@ impl Dispatch {
             "a proxy takes the worker"
         );
         let window = u32::try_from(self.core.limits.queued_ops).unwrap_or(u32::MAX);
-        outbox.send(reply::Reply::Attached(Attached {
+        let mut attached = Attached {
             window,
             local_memory: self.core.segments.announcement(),
-            collectives_address: String::new(),
-            cannot_span: "programs that span workers are not built".to_owned(),
-        }));
+            ..Attached::default()
+        };
+        // Not the core itself, which has the lease's engine.
+        let (events, serial) = (self.core.events.clone(), self.serial);
+        let lease = self.core.spanning.begin(attach, move |process, connected| {
+            // The thread is gone only when the process shuts down.
+            let _ = events.send(Event::Job {
+                serial,
+                job: Box::new(move |session| session.connection(process, connected)),
+            });
+        });
+        match &lease {
+            Ok(lease) => attached.collectives_address.clone_from(&lease.address),
+            Err(why) => attached.cannot_span.clone_from(why),
+        }
+        outbox.send(reply::Reply::Attached(attached));
         self.session = Some(Session::new(
             Arc::clone(&self.core),
             attach,
             self.serial,
             outbox,
+            lease,
         ));
         Ok(self.serial)
     }

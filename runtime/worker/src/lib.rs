@@ -13,6 +13,7 @@
 //! more ops than there are permits, and is told of those that are free again.
 
 mod child;
+mod collective;
 mod compiler;
 mod config;
 mod core;
@@ -43,12 +44,14 @@ mod serve;
 mod service;
 mod session;
 mod slabs;
+mod spanning;
 mod status;
 mod table;
 mod text;
 mod topology;
 mod usage;
 mod warm;
+mod wide;
 mod window;
 mod writing;
 

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use waystation_pjrt::{Client, LoadedExecutable, MemoryStats};
+use waystation_collectives::rewrite::rewrite;
+use waystation_pjrt::{Client, LoadedExecutable, MemoryStats, ffi::Failure};
 use waystation_proto::{
     tensorflow::{StatusProto, error::Code},
     waystation::ExecutableInfo,
@@ -13,6 +14,7 @@ use waystation_stablehlo::wire::Message;
 use crate::{
     program::{self, PluginFacts},
     status,
+    wide::Wide,
 };
 
 /// StableHLO portable artifacts go to the plugin under this name.
@@ -47,14 +49,8 @@ pub(crate) fn make(
     let executable = compile(client, program, options)?;
     let took = begun.elapsed();
     let optimized = executable.optimized_program().map_err(failed)?;
-    let info = program::describe(program, &optimized, &facts(client, &executable, shape)).map_err(
-        |error| {
-            status::of(
-                Code::FailedPrecondition,
-                format!("the compiled program cannot be described: {error}"),
-            )
-        },
-    )?;
+    let info = program::describe(program, &optimized, &facts(client, &executable, shape))
+        .map_err(|error| undescribed(&error))?;
     let serialized = executable.serialize().map_err(failed);
     Ok(Made {
         executable,
@@ -62,6 +58,66 @@ pub(crate) fn make(
         serialized,
         took,
     })
+}
+
+/// Compiles a program over several workers: on a client of as many devices as it has partitions, with its collectives becoming
+/// calls of our target. What comes out runs a partition on any one device. Blocks.
+pub(crate) fn make_spanning(
+    wide: &Wide,
+    program: &[u8],
+    options: &[u8],
+    shape: Shape,
+) -> Result<Made, StatusProto> {
+    let client = wide.client(shape.1)?;
+    let begun = Instant::now();
+    // What is serialized says of itself that it has one partition, so all that concerns the whole is taken from here.
+    let mut module = Vec::new();
+    let executable = compile_spanning(&client, program, options, shape, |seen| {
+        module = seen.to_vec();
+    })?;
+    let took = begun.elapsed();
+    let facts = facts(&client, &executable, shape);
+    let info = program::describe_unscheduled(program, &module, &facts)
+        .map_err(|error| undescribed(&error))?;
+    let serialized = executable.serialize().map_err(failed);
+    Ok(Made {
+        executable,
+        info,
+        serialized,
+        took,
+    })
+}
+
+/// Only the plugin's part of it; `see` gets the module before its collectives are replaced. Blocks.
+pub(crate) fn compile_spanning(
+    wide: &Client,
+    program: &[u8],
+    options: &[u8],
+    shape: Shape,
+    mut see: impl FnMut(&[u8]),
+) -> Result<LoadedExecutable, StatusProto> {
+    let (replicas, partitions) = shape;
+    if replicas != 1 {
+        return Err(status::unimplemented(format!(
+            "a program of {replicas} replicas over several workers; only partitions are served there"
+        )));
+    }
+    let change = |module: &[u8]| {
+        see(module);
+        let rewritten = rewrite(module, partitions).map_err(|refusal| {
+            Failure::new(waystation_pjrt::Code::Unimplemented, refusal.to_string())
+        })?;
+        Ok(rewritten.map(|rewritten| rewritten.module))
+    };
+    wide.compile_transformed(program, FORMAT, options, change)
+        .map_err(failed)
+}
+
+fn undescribed(error: &program::Error) -> StatusProto {
+    status::of(
+        Code::FailedPrecondition,
+        format!("the compiled program cannot be described: {error}"),
+    )
 }
 
 /// Only the plugin's part of it. Blocks.

@@ -6,11 +6,15 @@ use std::{
     time::Duration,
 };
 
+use bytes::{Bytes, BytesMut};
 use tonic::transport::{Channel, Endpoint};
 use waystation_pjrt::AlignedBytes;
 use waystation_proto::{
     tensorflow::{StatusProto, error::Code},
-    waystation::worker::{FetchDataRequest, worker_client::WorkerClient},
+    waystation::worker::{
+        ExecutableFrame, ExecutableHeader, FetchDataRequest, FetchExecutableRequest,
+        worker_client::WorkerClient,
+    },
 };
 
 use crate::{host, layout::Order, status};
@@ -20,6 +24,9 @@ use crate::{host, layout::Order, status};
 pub(crate) const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
 /// See [`CONNECTION_WINDOW_BYTES`].
 pub(crate) const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+
+/// The largest executable that is fetched.
+const MOST_EXECUTABLE_BYTES: u64 = 8 << 30;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -40,7 +47,90 @@ pub(crate) fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Erro
         .initial_stream_window_size(STREAM_WINDOW_BYTES))
 }
 
+/// An executable of another worker, of which the header has come.
+pub(crate) struct Coming {
+    pub(crate) header: ExecutableHeader,
+    first: Bytes,
+    frames: tonic::Streaming<ExecutableFrame>,
+    address: String,
+}
+
+impl Coming {
+    /// Waits for the rest.
+    pub(crate) async fn bytes(mut self) -> Result<Bytes, StatusProto> {
+        let size = self.header.size_bytes;
+        let wrong = |what: &str| {
+            status::invalid(format!(
+                "the executable of the worker at {} {what} the {size} bytes that it announced",
+                self.address
+            ))
+        };
+        if size > MOST_EXECUTABLE_BYTES {
+            return Err(status::exhausted(format!(
+                "the executable of the worker at {} has {size} bytes; at most {MOST_EXECUTABLE_BYTES} are taken",
+                self.address
+            )));
+        }
+        // Grows with what comes, whatever was announced.
+        let mut data = BytesMut::new();
+        let mut next = Some(std::mem::take(&mut self.first));
+        while let Some(bytes) = next {
+            if (data.len() + bytes.len()) as u64 > size {
+                return Err(wrong("has more than"));
+            }
+            data.extend_from_slice(&bytes);
+            let frame = self.frames.message().await;
+            let frame = frame.map_err(|error| gone_with(&self.address, "programs", &error))?;
+            next = frame.map(|frame| frame.data);
+        }
+        if data.len() as u64 != size {
+            return Err(wrong("has fewer than"));
+        }
+        Ok(data.freeze())
+    }
+}
+
+/// What a call to another worker says that did not come through: the worker's own words, or that it is gone.
+fn gone_with(address: &str, what: &str, error: &tonic::Status) -> StatusProto {
+    status::of_grpc(error).unwrap_or_else(|| {
+        status::of(
+            Code::DataLoss,
+            format!(
+                "the worker at {address} is gone with its {what}: {}",
+                error.message()
+            ),
+        )
+    })
+}
+
 impl Peers {
+    /// Begins to fetch an executable that another worker has loaded.
+    pub(crate) async fn executable(
+        &self,
+        address: &str,
+        epoch: u64,
+        executable: u64,
+    ) -> Result<Coming, StatusProto> {
+        let gone = |error: &tonic::Status| gone_with(address, "programs", error);
+        let mut client =
+            WorkerClient::new(self.channel(address)?).max_decoding_message_size(usize::MAX);
+        let request = FetchExecutableRequest { epoch, executable };
+        let frames = client.fetch_executable(request).await;
+        let mut frames = frames.map_err(|error| gone(&error))?.into_inner();
+        let first = frames.message().await.map_err(|error| gone(&error))?;
+        let ExecutableFrame { header, data } = first.unwrap_or_default();
+        Ok(Coming {
+            header: header.ok_or_else(|| {
+                status::invalid(format!(
+                    "the worker at {address} sent an executable without its header"
+                ))
+            })?,
+            first: data,
+            frames,
+            address: address.to_owned(),
+        })
+    }
+
     fn channel(&self, address: &str) -> Result<Channel, StatusProto> {
         let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(channel) = channels.get(address) {
@@ -62,17 +152,7 @@ impl Peers {
         transfer: u64,
         bytes: usize,
     ) -> Result<(AlignedBytes, Order), StatusProto> {
-        let gone = |error: &tonic::Status| {
-            status::of_grpc(error).unwrap_or_else(|| {
-                status::of(
-                    Code::DataLoss,
-                    format!(
-                        "the worker at {address} is gone with its arrays: {}",
-                        error.message()
-                    ),
-                )
-            })
-        };
+        let gone = |error: &tonic::Status| gone_with(address, "arrays", error);
         let mut client =
             WorkerClient::new(self.channel(address)?).max_decoding_message_size(usize::MAX);
         let request = FetchDataRequest { epoch, transfer };

@@ -1,10 +1,13 @@
 //! Opens the plugin: in the worker, and in its compile child in the same way.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use waystation_pjrt::{Client, OptionValue, Plugin};
 
-use crate::{error::Error, linalg};
+use crate::{collective::Collective, error::Error, linalg};
 
 /// What to open.
 #[derive(Debug, Clone)]
@@ -19,6 +22,8 @@ pub(crate) struct Spec {
 pub(crate) struct Opened {
     pub(crate) client: Client,
     pub(crate) targets: linalg::Facts,
+    /// Why there can be no programs over several workers, if so.
+    pub(crate) cannot_span: Option<String>,
 }
 
 impl Opened {
@@ -59,5 +64,24 @@ pub(crate) fn open(spec: &Spec) -> Result<Opened, Error> {
         });
     }
     let targets = linalg::register(&plugin, &client, spec.lapack.as_deref());
-    Ok(Opened { client, targets })
+    let cannot_span = take_collectives(&plugin, &client).err();
+    Ok(Opened {
+        client,
+        targets,
+        cannot_span,
+    })
+}
+
+/// Gives the plugin the target of collectives between workers, or says why that is of no use. Such programs are neither compiled
+/// nor loaded without.
+fn take_collectives(plugin: &Arc<Plugin>, client: &Client) -> Result<(), String> {
+    let platform = client.platform_name();
+    if platform != "cpu" {
+        return Err(format!(
+            "collectives between workers are made for CPU plugins, and this one is for {platform}"
+        ));
+    }
+    plugin
+        .register_async_ffi::<Collective>(waystation_collectives::TARGET, "Host")
+        .map_err(|error| error.to_string())
 }

@@ -12,7 +12,7 @@ mod known;
 mod options;
 mod sharding;
 
-pub use describe::{PluginFacts, describe};
+pub use describe::{PluginFacts, describe, describe_unscheduled};
 pub use dump::{Dump, with_dump};
 pub use error::Error;
 pub use flags::Defaults;

@@ -31,7 +31,9 @@ use crate::{
     segments::Segments,
     service::Service,
     slabs::{EngineSlabs, Slabs},
+    spanning::Spanning,
     usage::Clients,
+    wide::Wide,
 };
 
 /// Runs a worker until `stop` is cancelled. Loads the plugin first, then serves, then registers with the resource manager.
@@ -46,20 +48,34 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
         lapack: config.lapack.clone(),
     };
     let environment = config.environment.clone();
-    let (opened, digest, spec) = tokio::task::spawn_blocking(move || open(spec, &environment))
-        .await
-        .map_err(|error| Error::Dispatch {
-            what: format!("lost the plugin while it was loaded: {error}"),
-        })??;
+    let opening = move || {
+        let (mut opened, digest, spec) = open(spec, &environment)?;
+        if opened.cannot_span.is_none() {
+            let tried = opened.client.plugin().check_spanning();
+            opened.cannot_span = tried.err().map(|error| error.to_string());
+        }
+        Ok::<_, Error>((opened, digest, spec))
+    };
+    let (opened, digest, spec) =
+        tokio::task::spawn_blocking(opening)
+            .await
+            .map_err(|error| Error::Dispatch {
+                what: format!("lost the plugin while it was loaded: {error}"),
+            })??;
     let counters = Arc::new(Counters::default());
     let compilers = Compilers::new(config.compile_child, &spec, &opened, &counters);
-    let Opened { client, targets } = opened;
+    let Opened {
+        client,
+        targets,
+        cannot_span,
+    } = opened;
+    let listens = config.listener.local_addr().map_err(Error::Listener)?;
     let address = config
-        .listener
-        .local_addr()
-        .map_err(Error::Listener)?
-        .to_string();
-    let address = config.advertise.clone().unwrap_or(address);
+        .advertise
+        .clone()
+        .unwrap_or_else(|| listens.to_string());
+    let spanning = Spanning::new(cannot_span, listens, &address, client.devices().len());
+    let wide = Wide::new(Arc::clone(client.plugin()), &spec.options);
     let identity = identity(&client, &digest, targets, config.environment.clone());
     let hlo = Hlo::new(config.cache.keep_hlo_text, place(config.slice, config.task));
     let cache = Cache::open(config.cache);
@@ -86,6 +102,7 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
         hlo,
         Arc::clone(&counters),
         config.limits.compiles,
+        wide,
     );
     // Unbounded for the plugin's threads, which must not wait; what fills it is bounded by the ops taken off the stream.
     let (events, receiver) = crossbeam_channel::unbounded();
@@ -112,6 +129,7 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
         segments,
         checkpoints,
         slabs,
+        spanning,
         place: format!("slice {} task {}", config.slice, config.task),
         reads_parts: OnceCell::new(),
         saves: watch::Sender::new(0),

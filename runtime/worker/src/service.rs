@@ -1,5 +1,6 @@
 //! The gRPC face of the dispatch thread.
 
+mod executable;
 mod local;
 
 use std::{pin::Pin, sync::Arc, time::Duration};
@@ -49,7 +50,7 @@ pub(crate) struct Service {
 impl Worker for Service {
     type SessionStream = Pin<Box<dyn Stream<Item = Result<Reply, Status>> + Send>>;
     type PutLocalStream = local::Replies;
-    type FetchExecutableStream = Pin<Box<dyn Stream<Item = Result<DataFrame, Status>> + Send>>;
+    type FetchExecutableStream = executable::Frames;
     type FetchDataStream = Pin<Box<dyn Stream<Item = Result<DataFrame, Status>> + Send>>;
 
     async fn session(
@@ -95,6 +96,7 @@ impl Worker for Service {
             over: Box::pin(async move {
                 stop.cancelled().await;
                 core.no_saves().await;
+                core.collectives_at_rest().await;
             }),
         };
         Ok(Response::new(Box::pin(futures::stream::unfold(
@@ -172,11 +174,11 @@ impl Worker for Service {
 
     async fn fetch_executable(
         &self,
-        _: Request<FetchExecutableRequest>,
+        request: Request<FetchExecutableRequest>,
     ) -> Result<Response<Self::FetchExecutableStream>, Status> {
-        Err(Status::unimplemented(
-            "programs that span workers are not built",
-        ))
+        self.send_executable(request.into_inner())
+            .await
+            .map(Response::new)
     }
 
     async fn get_status(

@@ -7,12 +7,14 @@ mod answers;
 mod copy;
 mod execution;
 mod launch;
+mod peers;
 mod persist;
 mod program;
 mod put;
 mod read;
 mod reshard;
 mod room;
+mod span;
 mod watch;
 
 use std::{
@@ -27,8 +29,8 @@ use waystation_proto::{
 };
 
 use self::{
-    launch::Launches, persist::Persists, program::Program, put::Puts, read::Transfers,
-    reshard::Reshards, room::Room, watch::Watches,
+    launch::Launches, peers::Lease, persist::Persists, program::Program, put::Puts,
+    read::Transfers, reshard::Reshards, room::Room, watch::Watches,
 };
 pub(crate) use self::{
     put::{Begun, Broken},
@@ -37,6 +39,7 @@ pub(crate) use self::{
 use crate::{
     core::Core,
     outbox::Outbox,
+    spanning::Epoch,
     status::{self, Fault},
     table::{Origin, Shard, Slot, Value},
     usage::{Cause, Usage, Waiting},
@@ -56,6 +59,8 @@ struct Wait {
 
 /// See the module.
 pub(crate) struct Session {
+    /// First, so that other workers see it end, and not launches given up one by one.
+    lease: Lease,
     core: Arc<Core>,
     epoch: u64,
     serial: u64,
@@ -84,7 +89,14 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(core: Arc<Core>, attach: &Attach, serial: u64, outbox: Outbox) -> Session {
+    /// `lease` is what programs over several workers need, or why there are none.
+    pub(crate) fn new(
+        core: Arc<Core>,
+        attach: &Attach,
+        serial: u64,
+        outbox: Outbox,
+        lease: Result<Epoch, String>,
+    ) -> Session {
         let ordinals = attach
             .device_ids
             .iter()
@@ -92,6 +104,7 @@ impl Session {
             .map(|(&id, ordinal)| (id, ordinal))
             .collect();
         Session {
+            lease: Lease::new(lease),
             client: core.clients.of(0),
             core,
             epoch: attach.epoch,
@@ -174,9 +187,8 @@ impl Session {
             op::Op::SaveArrays(op) => self.save_arrays(op),
             op::Op::RestoreArrays(op) => self.restore_arrays(op),
             op::Op::Cancel(op) => self.cancel(op.request),
-            // This worker says that it takes no part in programs that span workers.
-            op::Op::Peers(_) => {}
-            op::Op::Load(op) => self.refuse_load(&op),
+            op::Op::Peers(op) => self.peers(op),
+            op::Op::Load(op) => self.load(op),
         }
         self.settle();
     }

@@ -20,6 +20,7 @@ use crate::{
     hlo::Hlo,
     plugin::{Opened, Spec},
     serve::{identity, open},
+    wide::Wide,
 };
 
 /// How long a program that was compiled waits to be written before the next one is taken.
@@ -92,10 +93,13 @@ impl Warmer {
         let ((opened, digest, spec), environment) = opened?;
         let counters = Arc::new(Counters::default());
         let compilers = Compilers::new(config.compile_child, &spec, &opened, &counters);
-        let Opened { client, targets } = opened;
+        let Opened {
+            client, targets, ..
+        } = opened;
         let identity = identity(&client, &digest, targets, environment);
         // Nothing is dumped, so the folder's name is of no matter.
         let hlo = Hlo::new(config.cache.keep_hlo_text, "warm".to_owned());
+        let wide = Wide::new(Arc::clone(client.plugin()), &spec.options);
         let devices = client.devices().len();
         let platform = format!("{} {}", client.platform_name(), client.platform_version());
         let compiler = Compiler::new(
@@ -106,6 +110,7 @@ impl Warmer {
             hlo,
             counters,
             config.compiles,
+            wide,
         );
         Ok(Warmer {
             compiler: Arc::new(compiler),
@@ -158,6 +163,7 @@ impl Warmer {
             device_ids,
             ordinals: Arc::new(ordinals),
             xla_flags,
+            spanning: false,
         };
         let filled = self.compiler.fill(request).await;
         let (key, entry, origin) = filled.map_err(|status| status.message)?;

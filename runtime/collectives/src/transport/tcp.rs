@@ -167,6 +167,12 @@ impl Tcp {
         let _ = self.0.told.set(Box::new(told));
     }
 
+    /// Whether there is a connection to a process.
+    #[must_use]
+    pub fn is_connected(&self, process: Process) -> bool {
+        self.peers().contains_key(&process)
+    }
+
     /// What a process is called in failures, such as "slice 0 task 1". To be forgotten by `None`.
     pub fn name(&self, process: Process, name: Option<String>) {
         let mut names = self.0.names.lock().unwrap_or_else(PoisonError::into_inner);

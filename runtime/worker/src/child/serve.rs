@@ -18,6 +18,7 @@ use super::{frame, setup};
 use crate::{
     error::{Error, chain},
     make, plugin, status,
+    wide::Wide,
 };
 
 /// Stack of a thread that compiles: XLA and MLIR recurse over programs. Memory is taken only as far as it is used.
@@ -34,6 +35,7 @@ pub fn compile_child() -> Result<std::convert::Infallible, Error> {
     let child = Arc::new(Child {
         link: Mutex::new(link),
         client: OnceLock::new(),
+        wide: OnceLock::new(),
     });
     // This thread does nothing but read, so that the end of the worker is seen at once.
     loop {
@@ -80,6 +82,7 @@ struct Child {
     /// For writing.
     link: Mutex<UnixStream>,
     client: OnceLock<Client>,
+    wide: OnceLock<Wide>,
 }
 
 impl Child {
@@ -101,10 +104,13 @@ impl Child {
     }
 
     fn set_up(&self, setup: Setup) {
-        let ready = match plugin::open(&setup::decode(setup)) {
+        let spec = setup::decode(setup);
+        let ready = match plugin::open(&spec) {
             Ok(opened) => {
                 let likeness = opened.likeness();
                 // There is one setup.
+                let plugin = Arc::clone(opened.client.plugin());
+                let _ = self.wide.set(Wide::new(plugin, &spec.options));
                 let _ = self.client.set(opened.client);
                 Ready {
                     status: None,
@@ -128,11 +134,17 @@ impl Child {
     }
 
     fn compile(&self, job: &Job) -> Result<Done, StatusProto> {
-        let Some(client) = self.client.get() else {
+        let (Some(client), Some(wide)) = (self.client.get(), self.wide.get()) else {
             return Err(status::invalid(
                 "a program came before the plugin was there",
             ));
         };
+        let shape = (job.num_replicas, job.num_partitions);
+        if job.discard && job.spanning {
+            let client = wide.client(job.num_partitions)?;
+            make::compile_spanning(&client, &job.program, &job.options, shape, |_| ())?;
+            return Ok(Done::default());
+        }
         if job.discard {
             make::compile(client, &job.program, &job.options)?;
             return Ok(Done::default());
@@ -143,8 +155,11 @@ impl Child {
                 ..Done::default()
             });
         }
-        let shape = (job.num_replicas, job.num_partitions);
-        let made = make::make(client, &job.program, &job.options, shape)?;
+        let made = if job.spanning {
+            make::make_spanning(wide, &job.program, &job.options, shape)?
+        } else {
+            make::make(client, &job.program, &job.options, shape)?
+        };
         let (executable, not_serialized) = match made.serialized {
             Ok(bytes) => (bytes, None),
             Err(status) => (Vec::new(), Some(status)),

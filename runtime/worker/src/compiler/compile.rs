@@ -61,7 +61,8 @@ impl Compiler {
             return Ok((None, entry));
         }
         let (executable, entry) = self.compile_here(source.clone()).await?;
-        Ok((Some(executable), entry))
+        // The wide client's executable runs nothing.
+        Ok((Some(executable).filter(|_| !source.spanning), entry))
     }
 
     /// `None` when there is no child, or the plugin cannot hand over what it has made.
@@ -106,7 +107,12 @@ impl Compiler {
         source: Source,
     ) -> Result<(LoadedExecutable, Entry), StatusProto> {
         let made = self.in_turn(&self.compiles, move |this| {
-            make::make(&this.client, &source.program, &source.options, source.shape)
+            let (program, options) = (&source.program, &source.options);
+            if source.spanning {
+                make::make_spanning(&this.wide, program, options, source.shape)
+            } else {
+                make::make(&this.client, program, options, source.shape)
+            }
         });
         let made = made.await?;
         counters::add(&self.counters.compiles, 1);

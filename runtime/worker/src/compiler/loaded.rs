@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock, atomic::AtomicBool};
 
 use bytes::Bytes;
+use sha2::{Digest as _, Sha256};
 use waystation_pjrt::{Buffer, Client, LoadedExecutable};
 use waystation_proto::waystation::{ExecutableInfo, compile::Job};
 
@@ -25,6 +26,24 @@ pub(super) struct Source {
     pub(super) dump: Option<Arc<Dump>>,
     /// Set when a compile for the request has dumped it.
     pub(super) dumped: Arc<AtomicBool>,
+    /// Whether it is for devices of several workers.
+    pub(super) spanning: bool,
+}
+
+/// A serialized executable, and how to tell it from others.
+#[derive(Debug, Clone)]
+pub(crate) struct Artifact {
+    pub(crate) bytes: Bytes,
+    /// SHA-256.
+    pub(crate) digest: [u8; 32],
+}
+
+impl Artifact {
+    /// Hashes the bytes.
+    pub(crate) fn new(bytes: Bytes) -> Artifact {
+        let digest = Sha256::digest(&bytes).into();
+        Artifact { bytes, digest }
+    }
 }
 
 impl Source {
@@ -34,6 +53,7 @@ impl Source {
             options: self.options.clone(),
             num_replicas: self.shape.0,
             num_partitions: self.shape.1,
+            spanning: self.spanning,
             ..Job::default()
         }
     }
@@ -49,10 +69,12 @@ pub(crate) struct Loaded {
     /// What it was made from, for the program's text.
     pub(super) source: Source,
     pub(super) digest: Digest,
+    /// Of a program over several workers, for the others.
+    pub(crate) artifact: Option<Artifact>,
     /// The program's name, which its results carry.
     pub(crate) name: Arc<str>,
-    /// Local ordinals of its devices, in logical order.
-    pub(crate) ordinals: Vec<usize>,
+    /// Local ordinals of its devices, in logical order; none for one that is loaded for any device.
+    pub(crate) ordinals: Arc<[usize]>,
     /// Which results lie in their device's default memory.
     accounted: Vec<bool>,
     /// What each result takes, from the first execution.
@@ -69,12 +91,14 @@ struct Sizes {
 }
 
 impl Loaded {
+    #[expect(clippy::too_many_arguments, reason = "each is a part of its own")]
     pub(super) fn new(
         executable: LoadedExecutable,
         info: ExecutableInfo,
         kept: Option<Kept>,
         source: Source,
         digest: Digest,
+        artifact: Option<Artifact>,
         client: &Client,
         counters: &Arc<Counters>,
     ) -> Loaded {
@@ -88,7 +112,12 @@ impl Loaded {
         Loaded {
             name: info.name.as_str().into(),
             accounted,
-            ordinals: ordinals(client, executable.device_ids()),
+            ordinals: if artifact.is_some() {
+                Arc::new([])
+            } else {
+                ordinals(client, executable.device_ids())
+            },
+            artifact,
             executable,
             info,
             kept,
@@ -97,11 +126,6 @@ impl Loaded {
             sizes: OnceLock::new(),
             counters: Arc::clone(counters),
         }
-    }
-
-    /// Devices it runs on.
-    pub(crate) fn devices(&self) -> usize {
-        self.executable.device_ids().len()
     }
 
     /// Parameters that an execution takes over, but for those that its caller keeps.
@@ -137,7 +161,9 @@ impl Loaded {
     /// Bytes that each result takes on a device. Shapes are static, so the first execution's buffers say it for all.
     pub(crate) fn result_bytes(&self, outputs: &[Vec<Buffer>]) -> &[u64] {
         let sizes = self.sizes.get_or_init(|| {
-            let first = outputs.first().map(Vec::as_slice).unwrap_or_default();
+            // A device that did not start has none.
+            let first = outputs.iter().find(|buffers| !buffers.is_empty());
+            let first = first.map(Vec::as_slice).unwrap_or_default();
             let each: Vec<u64> = first
                 .iter()
                 .map(|buffer| buffer.on_device_bytes().unwrap_or_default())
@@ -165,7 +191,7 @@ impl Drop for Loaded {
 }
 
 /// The places of the plugin's ids among the devices.
-fn ordinals(client: &Client, ids: &[i32]) -> Vec<usize> {
+fn ordinals(client: &Client, ids: &[i32]) -> Arc<[usize]> {
     let place = |id: &i32| {
         client
             .devices()

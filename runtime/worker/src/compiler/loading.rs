@@ -5,11 +5,16 @@ use std::{
     time::Instant,
 };
 
+use bytes::Bytes;
 use waystation_cache::{Entry, Treatment};
 use waystation_pjrt::LoadedExecutable;
 use waystation_proto::tensorflow::{StatusProto, error::Code};
 
-use super::{Compiler, Loaded, Name, loaded::Source};
+use super::{
+    Compiler, Loaded, Name,
+    loaded::{Artifact, Source},
+    spanning,
+};
 use crate::{counters, hlo::Kept, status};
 
 impl Compiler {
@@ -40,12 +45,16 @@ impl Compiler {
         let mut info = entry.info.clone();
         info.key = name.0.to_string();
         let digest = *name.0.digest();
+        let artifact = source
+            .spanning
+            .then(|| Artifact::new(entry.executable.clone()));
         let loaded = Arc::new(Loaded::new(
             executable,
             info,
             entry.text.clone().map(Kept::of),
             source,
             digest,
+            artifact,
             &self.client,
             &self.counters,
         ));
@@ -59,9 +68,15 @@ impl Compiler {
         self: &Arc<Self>,
         name: &Name,
         entry: &Arc<Entry>,
-        options: &[u8],
+        source: &Source,
     ) -> Result<LoadedExecutable, StatusProto> {
-        let (entry, options) = (Arc::clone(entry), options.to_vec());
+        let spanning = source.spanning;
+        let options = if spanning {
+            Bytes::from(spanning::portable())
+        } else {
+            source.options.clone()
+        };
+        let entry = Arc::clone(entry);
         let (key, devices) = name.clone();
         self.in_turn(&self.loads, move |this| {
             // Should the plugin end this process, the next one knows of what.
@@ -75,7 +90,7 @@ impl Compiler {
             drop(loading);
             counters::add_time(&this.counters.load_nanos, begun.elapsed());
             // What follows trusts these two, and a plugin might take the entry and pass over the options.
-            if executable.device_ids() != devices {
+            if !spanning && executable.device_ids() != devices {
                 return Err(status::unimplemented(format!(
                     "the plugin loads for devices {:?} where {devices:?} are asked for",
                     executable.device_ids()

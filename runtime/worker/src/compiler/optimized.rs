@@ -5,7 +5,7 @@ use std::sync::Arc;
 use waystation_proto::{tensorflow::StatusProto, waystation::compile::Job};
 
 use super::{Compiler, Loaded, blocking, loaded::Source, turn};
-use crate::{child::Digest, make, text};
+use crate::{child::Digest, make, status, text};
 
 impl Compiler {
     /// XLA's text of the optimized program. Where none was kept, the program is compiled once more for it.
@@ -15,6 +15,11 @@ impl Compiler {
         {
             return Ok(text);
         }
+        if loaded.source.program.is_empty() {
+            return Err(status::unimplemented(
+                "the program's text is known to the worker that compiled it, and this one has only loaded it",
+            ));
+        }
         let folder = text::folder()?;
         let options = text::options(&loaded.source.options, &folder, None)?;
         let source = Source {
@@ -23,7 +28,13 @@ impl Compiler {
         };
         if !self.write_in_child(&loaded.digest, &source).await? {
             let compile = move |this: &Compiler| {
-                make::compile(&this.client, &source.program, &source.options).map(drop)
+                let (program, options) = (&source.program, &source.options);
+                if source.spanning {
+                    let client = this.wide.client(source.shape.1)?;
+                    return make::compile_spanning(&client, program, options, source.shape, |_| ())
+                        .map(drop);
+                }
+                make::compile(&this.client, program, options).map(drop)
             };
             self.in_turn(&self.compiles, compile).await?;
         }

@@ -62,6 +62,26 @@ pub fn describe(
 ) -> Result<ExecutableInfo, Error> {
     let module = HloModuleProtoWithConfig::decode(optimized)?.hlo_module;
     let module = module.ok_or(Error::Incomplete { what: "its module" })?;
+    describe_module(program, &module, facts)
+}
+
+/// As [`describe`], of a module as the plugin had it before it was scheduled: an `xla.HloModuleProto`.
+///
+/// # Errors
+/// As [`describe`].
+pub fn describe_unscheduled(
+    program: &[u8],
+    module: &[u8],
+    facts: &PluginFacts,
+) -> Result<ExecutableInfo, Error> {
+    describe_module(program, &HloModuleProto::decode(module)?, facts)
+}
+
+fn describe_module(
+    program: &[u8],
+    module: &HloModuleProto,
+    facts: &PluginFacts,
+) -> Result<ExecutableInfo, Error> {
     let shape = module.host_program_shape.clone().ok_or(Error::Incomplete {
         what: "its program shape",
     })?;
@@ -115,12 +135,12 @@ pub fn describe(
         num_partitions: facts.num_partitions,
         parameters: parameters.collect(),
         results: results.collect(),
-        donated_parameters: donated(&module, shapes.tupled_parameters),
+        donated_parameters: donated(module, shapes.tupled_parameters),
         memory_stats: facts.memory_stats.clone(),
         fingerprint: facts.fingerprint.clone(),
         generated_code_bytes: facts.generated_code_bytes,
         key: String::new(),
-        cost: cost::of(&module).unwrap_or_else(|error| {
+        cost: cost::of(module).unwrap_or_else(|error| {
             warn!(module = module.name, %error, "cost of a compiled program not counted");
             BTreeMap::new()
         }),

@@ -4,7 +4,7 @@ use std::{rc::Rc, sync::Arc};
 
 use waystation_pjrt::{Buffer, ExecuteOptions, Execution};
 
-use super::program::Loaded;
+use super::{program::Loaded, span::Part};
 use crate::{
     ledger::Ask,
     table::{Shard, Slot},
@@ -15,6 +15,10 @@ use crate::{
 /// An execution on its way to the plugin.
 pub(super) struct Launch {
     pub(super) loaded: Arc<Loaded>,
+    /// Local ordinals of its devices here, in logical order.
+    pub(super) ordinals: Arc<[usize]>,
+    /// Set if other workers have parts of it.
+    pub(super) part: Option<Part>,
     /// [argument][device].
     pub(super) args: Vec<Rc<Slot>>,
     /// [result][device].
@@ -32,7 +36,7 @@ impl Launch {
     /// Parameters that the plugin must not take over: the client's, and those that an op which came earlier still waits to
     /// read.
     pub(super) fn all_kept(&self) -> Vec<i64> {
-        let devices = self.loaded.devices();
+        let devices = self.ordinals.len();
         let mut kept = self.kept.clone();
         for parameter in self.loaded.donated(&[]) {
             let held = self
@@ -56,7 +60,7 @@ impl Launch {
         kept: &'a [i64],
         shards: &'a [Rc<Shard>],
     ) -> impl Iterator<Item = (usize, &'a Rc<Shard>)> + 'a {
-        let devices = self.loaded.devices();
+        let devices = self.ordinals.len();
         self.loaded
             .donated(&[])
             .filter(|&parameter| {
@@ -75,7 +79,6 @@ impl Launch {
             .results_need()
             .saturating_add(self.loaded.temporaries_need());
         let mut asks: Vec<Ask> = self
-            .loaded
             .ordinals
             .iter()
             .map(|&device| Ask {
@@ -96,21 +99,28 @@ impl Launch {
         kept: &[i64],
         shards: &[Rc<Shard>],
     ) -> Result<Execution, waystation_pjrt::Error> {
-        let devices = self.loaded.devices();
+        let devices = self.ordinals.len();
         let args: Vec<Vec<&Buffer>> = (0..devices)
-            .map(|device| {
-                shards
-                    .iter()
-                    .skip(device)
-                    .step_by(devices)
-                    .map(|shard| &shard.buffer)
-                    .collect()
-            })
+            .map(|device| self.args_of(device, shards).collect())
             .collect();
-        let options = ExecuteOptions {
+        self.loaded.executable.execute(&args, &self.options(kept))
+    }
+
+    /// The arguments of a device, by its place in the launch's list.
+    pub(super) fn args_of<'a>(
+        &self,
+        device: usize,
+        shards: &'a [Rc<Shard>],
+    ) -> impl Iterator<Item = &'a Buffer> + use<'a> {
+        let devices = self.ordinals.len();
+        let own = shards.iter().skip(device).step_by(devices.max(1));
+        own.map(|shard| &shard.buffer)
+    }
+
+    pub(super) fn options(&self, kept: &[i64]) -> ExecuteOptions {
+        ExecuteOptions {
             launch_id: self.launch_id,
             non_donatable: kept.to_vec(),
-        };
-        self.loaded.executable.execute(&args, &options)
+        }
     }
 }

@@ -14,10 +14,11 @@ use super::{
     Session,
     execution::Launch,
     program::{Loaded, Program},
+    span::{Part, Starting, Waiting},
 };
 use crate::{
     counters,
-    join::join,
+    join::{Failed, join},
     ledger::Charge,
     status::{self, Fault},
     table::{Maker, Origin, Shard, Slot, Value},
@@ -30,11 +31,64 @@ use crate::{
 pub(super) struct Launches {
     /// Those whose inputs are there, in stream order.
     ready: BTreeMap<u64, Launch>,
+    /// Parts of those that span workers and have not started, in stream order.
+    pub(super) spanning: BTreeMap<u64, Waiting>,
+    /// Parts that are being handed to the plugin.
+    pub(super) starting: HashMap<u64, Starting>,
     /// Those handed to the plugin; what they hold of the devices is free when they end.
-    in_flight: HashMap<u64, InFlight>,
+    pub(super) in_flight: HashMap<u64, InFlight>,
 }
 
-struct InFlight {
+/// Parts of launches that span workers, started and not ended. With those within this worker, fewer than a CPU plugin takes
+/// for a device without blocking its caller.
+const PARTS: usize = 4;
+
+/// What is started next.
+enum Next {
+    Local,
+    Part,
+}
+
+impl Launches {
+    fn count(&self, which: impl Fn(&InFlight) -> bool) -> usize {
+        self.in_flight
+            .values()
+            .filter(|record| which(record))
+            .count()
+    }
+
+    /// What can start now, the first in the stream if both can.
+    ///
+    /// The plugin's own collectives take a thread of its pool for each device until all have one, and so may parts of launches that
+    /// span workers; half of the one and half of the other would wait for ever. So they never run at the same time.
+    fn next(&self, limit: usize) -> Option<Next> {
+        let part = self.spanning.first_key_value();
+        let part = part
+            .filter(|(_, waiting)| waiting.is_ready())
+            .map(|(sequence, _)| *sequence);
+        let local = self.ready.first_key_value();
+        let local = local.map(|(sequence, launch)| (*sequence, launch.ordinals.len() > 1));
+        let parts = self.starting.len() + self.count(|record| record.part.is_some());
+        let part_may = part.filter(|part| {
+            let natives = || self.count(|record| record.part.is_none() && record.devices > 1);
+            let earlier_native = local.is_some_and(|(local, native)| native && local < *part);
+            parts < PARTS && !earlier_native && natives() == 0
+        });
+        let local_may = local.filter(|(local, native)| {
+            let others = self.in_flight.len() + self.starting.len() - parts;
+            let waits = *native && (parts > 0 || part.is_some_and(|part| part < *local));
+            others < limit && !waits
+        });
+        match (part_may, local_may) {
+            (None, None) => None,
+            (Some(part), Some((local, _))) if local < part => Some(Next::Local),
+            (Some(_), _) => Some(Next::Part),
+            (None, Some(_)) => Some(Next::Local),
+        }
+    }
+}
+
+pub(super) struct InFlight {
     /// Not to be destroyed while it runs.
     loaded: Arc<Loaded>,
     origin: Rc<Origin>,
@@ -44,6 +98,26 @@ struct InFlight {
     /// The temporaries.
     room: Vec<Charge>,
     watch: u64,
+    /// Devices here.
+    devices: usize,
+    /// The first of them.
+    device: usize,
+    /// Set if other workers have parts of it.
+    pub(super) part: Option<Part>,
+}
+
+impl InFlight {
+    /// An execution that made an input and has not ended.
+    pub(super) fn open_input(&self) -> Option<Rc<Origin>> {
+        let open = self.inputs.iter().find(|input| !input.origin.is_ready());
+        open.map(|input| Rc::clone(&input.origin))
+    }
+
+    /// The failure that it has from elsewhere: of an input's making, or of another worker's part.
+    pub(super) fn cause(&self) -> Option<Fault> {
+        let input = self.inputs.iter().find_map(|input| input.origin.fault());
+        input.or_else(|| self.part.as_ref()?.fault(self.origin.user_context()))
+    }
 }
 
 impl Session {
@@ -53,6 +127,7 @@ impl Session {
             // unknown shards, which is the same failure.
             let message = format!("executable {} is unknown to this worker", op.executable);
             tracing::warn!(launch = op.launch, message);
+            self.refuse_part(op.launch, &status::invalid(message.clone()));
             if op.watch != 0 {
                 self.watch_done(
                     op.watch,
@@ -74,28 +149,39 @@ impl Session {
             && loaded.as_ref().is_some_and(|loaded| {
                 saved(&args, loaded.donated(&op.non_donatable), devices).is_empty()
             });
-        let results = match self.new_results(&op, devices, soon) {
+        let results = match self.new_results(&op, &program, soon) {
             Ok(results) => results,
             Err(status) => {
                 let fault = Arc::new(status::with_context(status, op.user_context));
+                self.refuse_part(op.launch, &fault);
                 if op.watch != 0 {
                     self.watch_done(op.watch, Some(fault));
                 }
                 return;
             }
         };
+        let sequence = self.mint();
+        let mut part = None;
+        if let Some(placement) = &program.placement {
+            match self.open_part(sequence, &op, placement, &results) {
+                Ok(opened) => part = Some(opened),
+                Err(fault) => {
+                    self.launch_failed(&results, op.watch, &fault);
+                    return;
+                }
+            }
+        }
         if let Err(status) = self.room_to_wait() {
-            self.launch_failed(
-                &results,
-                op.watch,
-                &Arc::new(status::with_context(status, op.user_context)),
-            );
+            let fault = Arc::new(status::with_context(status, op.user_context));
+            self.give_up(sequence, part.is_some(), &results, op.watch, &fault);
             return;
         }
         if let Some(loaded) = &loaded {
             self.retire_donated(loaded, &op, devices);
         }
-        let sequence = self.mint();
+        if part.is_some() && soon {
+            self.part_can(sequence);
+        }
         // An op that waits for something from outside gives its permit back: what it waits for may be behind it.
         let permit = soon.then_some(permit);
         let (held, retired, entry) = (args.clone(), loaded.is_some(), Rc::clone(&program));
@@ -103,7 +189,7 @@ impl Session {
         self.when_loaded(&entry, move |session| {
             session.when(&held, move |session| {
                 session.inputs_there(
-                    sequence, &op, cause, &program, args, results, retired, permit,
+                    sequence, &op, cause, &program, part, args, results, retired, permit,
                 );
             });
         });
@@ -119,31 +205,35 @@ impl Session {
         op: &Execute,
         cause: Cause,
         program: &Program,
+        part: Option<Part>,
         args: Vec<Rc<Slot>>,
         results: Vec<Rc<Slot>>,
         retired: bool,
         permit: Option<Permit>,
     ) {
+        if part.is_some() && !self.part_waits(sequence) {
+            // It has failed meanwhile.
+            return;
+        }
         let loaded = match program.result() {
             Ok(loaded) => loaded,
             Err(fault) => {
-                self.launch_failed(&results, op.watch, &fault);
+                self.give_up(sequence, part.is_some(), &results, op.watch, &fault);
                 return;
             }
         };
         if let Err(status) = fits(op, &loaded, program.devices) {
-            self.launch_failed(
-                &results,
-                op.watch,
-                &Arc::new(status::with_context(status, op.user_context)),
-            );
+            let fault = Arc::new(status::with_context(status, op.user_context));
+            self.give_up(sequence, part.is_some(), &results, op.watch, &fault);
             return;
         }
         if !retired {
             self.retire_donated(&loaded, op, program.devices);
         }
         let mut launch = Launch {
+            ordinals: program.ordinals(&loaded),
             loaded,
+            part,
             args,
             results,
             kept: op
@@ -160,7 +250,7 @@ impl Session {
         let own = launch.loaded.donated(&op.non_donatable);
         let saved = saved(&launch.args, own, program.devices);
         if saved.is_empty() {
-            self.launches.ready.insert(sequence, launch);
+            self.launch_ready(sequence, launch);
             return;
         }
         // What it waits for takes as long as it takes.
@@ -170,17 +260,44 @@ impl Session {
             slot.await_saves(wait);
         }
         self.park(wait, saved.len(), Vec::new(), move |session| {
-            session.launches.ready.insert(sequence, launch);
+            session.launch_ready(sequence, launch);
         });
+    }
+
+    /// All that a launch needs is there.
+    fn launch_ready(&mut self, sequence: u64, launch: Launch) {
+        if launch.part.is_some() {
+            self.part_ready(sequence, launch);
+        } else {
+            self.launches.ready.insert(sequence, launch);
+        }
+    }
+
+    /// Fails a launch that has not started.
+    fn give_up(
+        &mut self,
+        sequence: u64,
+        spans: bool,
+        results: &[Rc<Slot>],
+        watch: u64,
+        fault: &Fault,
+    ) {
+        if spans {
+            self.part_fails(sequence, fault);
+        } else {
+            self.launch_failed(results, watch, fault);
+        }
     }
 
     /// Pending slots for the results, in the table.
     fn new_results(
         &mut self,
         op: &Execute,
-        devices: usize,
+        program: &Program,
         soon: bool,
     ) -> Result<Vec<Rc<Slot>>, StatusProto> {
+        // With those of other workers, whose results have numbers too.
+        let devices = program.all_devices();
         let count = usize::try_from(op.num_results)
             .ok()
             .and_then(|results| results.checked_mul(devices))
@@ -193,11 +310,13 @@ impl Session {
                     op.num_results
                 ))
             })?;
-        let slots: Vec<Rc<Slot>> = std::iter::repeat_with(|| Slot::pending(soon))
-            .take(count)
-            .collect();
-        for (shard, slot) in (op.first_result..).zip(&slots) {
-            self.insert(shard, Rc::clone(slot));
+        let mut slots = Vec::with_capacity(count);
+        for result in (0..count).step_by(devices.max(1)) {
+            for device in program.places() {
+                let slot = Slot::pending(soon);
+                self.insert(op.first_result + (result + device) as u64, Rc::clone(&slot));
+                slots.push(slot);
+            }
         }
         Ok(slots)
     }
@@ -219,7 +338,7 @@ impl Session {
         }
     }
 
-    fn launch_failed(&mut self, results: &[Rc<Slot>], watch: u64, fault: &Fault) {
+    pub(super) fn launch_failed(&mut self, results: &[Rc<Slot>], watch: u64, fault: &Fault) {
         self.fail_all(results, fault);
         if watch != 0 {
             self.watch_done(watch, Some(Arc::clone(fault)));
@@ -228,52 +347,34 @@ impl Session {
 
     /// Hands the next execution to the plugin; `false` when there is none or enough are in flight.
     pub(super) fn launch_next(&mut self) -> bool {
-        if self.launches.in_flight.len() >= self.core.limits.launches_in_flight
-            || self.room.waiting() > 0
-        {
+        if self.room.waiting() > 0 {
             return false;
         }
+        match self.launches.next(self.core.limits.launches_in_flight) {
+            None => false,
+            Some(Next::Part) => self.start_part(),
+            Some(Next::Local) => self.start_local(),
+        }
+    }
+
+    fn start_local(&mut self) -> bool {
         let Some((sequence, launch)) = self.launches.ready.pop_first() else {
             return false;
         };
-        let mut shards: Vec<Rc<Shard>> = Vec::with_capacity(launch.args.len());
-        for slot in &launch.args {
-            match slot.value() {
-                Value::Ready(shard) => shards.push(shard),
-                Value::Failed(fault) => {
-                    self.launch_failed(&launch.results, launch.watch, &fault);
-                    return true;
-                }
-                Value::Pending { .. } => {
-                    let fault = Arc::new(status::invalid(
-                        "an execution was started before its inputs were there",
-                    ));
-                    self.launch_failed(&launch.results, launch.watch, &fault);
-                    return true;
-                }
-            }
-        }
-        let kept = launch.all_kept();
-        let room = match self.core.ledger.reserve(&launch.asks(&kept, &shards)) {
-            Ok(room) => room,
-            // Those in flight hold room that comes free.
-            Err(_) if self.executes() => {
+        let (shards, kept, room) = match self.prepare(&launch) {
+            Ok(Some(prepared)) => prepared,
+            Ok(None) => {
                 self.launches.ready.insert(sequence, launch);
                 return false;
             }
-            Err(full) => {
-                let (name, temporaries) = (&launch.loaded.name, launch.loaded.temporaries_need());
-                let detail = format!(
-                    " to execute '{name}' ({temporaries} of them for temporaries, the rest for results that take no input's place)"
-                );
-                let fault = self.out_of_memory(full, &detail, &launch.cause);
+            Err(fault) => {
                 self.launch_failed(&launch.results, launch.watch, &fault);
                 return true;
             }
         };
         match launch.run(&kept, &shards) {
             Err(error) => {
-                let device = launch.loaded.ordinals.first().copied().unwrap_or(0);
+                let device = launch.ordinals.first().copied().unwrap_or(0);
                 let fault = self.plugin_fault(&error, device, &launch.cause);
                 self.launch_failed(&launch.results, launch.watch, &fault);
             }
@@ -282,12 +383,42 @@ impl Session {
         true
     }
 
-    /// Whether the plugin has executions that have not ended.
-    pub(super) fn executes(&self) -> bool {
-        !self.launches.in_flight.is_empty()
+    /// The inputs of a launch, those of its parameters that are kept, and room for what it makes; `None` when it has to wait for
+    /// room that comes free.
+    pub(super) fn prepare(&mut self, launch: &Launch) -> Result<Option<Prepared>, Fault> {
+        let mut shards: Vec<Rc<Shard>> = Vec::with_capacity(launch.args.len());
+        for slot in &launch.args {
+            match slot.value() {
+                Value::Ready(shard) => shards.push(shard),
+                Value::Failed(fault) => return Err(fault),
+                Value::Pending { .. } => {
+                    return Err(Arc::new(status::invalid(
+                        "an execution was started before its inputs were there",
+                    )));
+                }
+            }
+        }
+        let kept = launch.all_kept();
+        match self.core.ledger.reserve(&launch.asks(&kept, &shards)) {
+            Ok(room) => Ok(Some((shards, kept, room))),
+            // Those in flight hold room that comes free.
+            Err(_) if self.executes() => Ok(None),
+            Err(full) => {
+                let (name, temporaries) = (&launch.loaded.name, launch.loaded.temporaries_need());
+                let detail = format!(
+                    " to execute '{name}' ({temporaries} of them for temporaries, the rest for results that take no input's place)"
+                );
+                Err(self.out_of_memory(full, &detail, &launch.cause))
+            }
+        }
     }
 
-    fn launched(
+    /// Whether the plugin has executions that have not ended.
+    pub(super) fn executes(&self) -> bool {
+        !self.launches.in_flight.is_empty() || !self.launches.starting.is_empty()
+    }
+
+    pub(super) fn launched(
         &mut self,
         sequence: u64,
         launch: Launch,
@@ -342,11 +473,21 @@ impl Session {
             inputs,
             room,
             watch: launch.watch,
+            devices,
+            device: launch.ordinals.first().copied().unwrap_or(0),
+            part: launch.part,
         };
-        self.launches.in_flight.insert(sequence, record);
         let (core, serial) = (Arc::clone(&self.core), self.serial);
         let user_context = launch.cause.user_context;
-        join(done, move |result| {
+        let failed = record.part.is_some().then(|| {
+            let core = Arc::clone(&core);
+            Box::new(move |error: &waystation_pjrt::Error| {
+                let fault = Arc::new(status::of_plugin(error, user_context));
+                core.post(serial, move |session| session.part_broke(sequence, fault));
+            }) as Failed
+        });
+        self.launches.in_flight.insert(sequence, record);
+        join(done, failed, move |result| {
             let result = result.map_err(|error| Arc::new(status::of_plugin(&error, user_context)));
             core.post(serial, move |session| session.launch_done(sequence, result));
         });
@@ -358,31 +499,38 @@ impl Session {
         };
         // A failure that came with the inputs may be heard of here first; the execution that caused it is to be named.
         if result.is_err()
-            && let Some(open) = record.inputs.iter().find(|input| !input.origin.is_ready())
+            && let Some(origin) = record.open_input()
         {
-            let origin = Rc::clone(&open.origin);
             self.when_ended(&origin, move |session| {
                 session.launch_done(sequence, result)
             });
             return;
         }
+        // Another worker's part may have failed where this one went on without it.
+        let cause = record
+            .cause()
+            .filter(|_| result.is_err() || record.part.is_some());
         let Some(InFlight {
-            loaded,
             origin,
             inputs,
             room,
             watch,
+            device,
+            part,
+            loaded: _loaded,
+            ..
         }) = self.launches.in_flight.remove(&sequence)
         else {
             return;
         };
-        let fault = result.err().map(|fault| {
-            let cause = inputs.iter().find_map(|input| input.origin.fault());
+        let fault = cause.or(result.err()).map(|fault| {
             // Its results are no shards any more from here on.
-            let fault = origin.fail(cause.unwrap_or(fault));
-            let device = loaded.ordinals.first().copied().unwrap_or(0);
+            let fault = origin.fail(fault);
             origin.amend(self.with_table_if_memory(fault, device, &origin.cause))
         });
+        if let (Some(part), Some(fault)) = (&part, &fault) {
+            part.fail(fault, &self.core.place);
+        }
         drop((inputs, room));
         for wait in origin.end() {
             self.progress(wait);
@@ -394,10 +542,12 @@ impl Session {
     }
 }
 
+/// Inputs, kept parameters, and room.
+type Prepared = (Vec<Rc<Shard>>, Vec<i64>, Vec<Charge>);
+
 /// Result shards that one execution may have.
 const MAX_RESULT_SHARDS: usize = 1 << 22;
 
-/// Whether the op's counts are those of the program.
 /// The shards that an execution takes over and a save is to copy. `args`: [argument][device].
 fn saved(args: &[Rc<Slot>], donated: impl Iterator<Item = usize>, devices: usize) -> Vec<Rc<Slot>> {
     let own = donated.flat_map(|parameter| {
@@ -407,6 +557,7 @@ fn saved(args: &[Rc<Slot>], donated: impl Iterator<Item = usize>, devices: usize
     own.filter(|slot| slot.is_being_saved()).cloned().collect()
 }
 
+/// Whether the op's counts are those of the program.
 fn fits(op: &Execute, loaded: &Loaded, devices: usize) -> Result<(), StatusProto> {
     let (parameters, results) = (
         loaded.info.parameters.len(),

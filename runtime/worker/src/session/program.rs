@@ -2,26 +2,33 @@
 
 use std::{
     cell::RefCell,
+    collections::HashSet,
     rc::Rc,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use tokio::{runtime::Handle, task::AbortHandle};
-use waystation_proto::waystation::worker::{Compile, CompileDone, Load, reply};
+use waystation_collectives::Process;
+use waystation_proto::{
+    tensorflow::StatusProto,
+    waystation::worker::{Compile, CompileDone, Load, reply},
+};
 
-use super::Session;
+use super::{Session, span::Placement};
 pub(super) use crate::compiler::Loaded;
 use crate::{
-    compiler::Request,
+    compiler::{Artifact, Elsewhere, Request},
     counters,
     status::{self, Fault},
 };
 
 /// What stands behind an executable id.
 pub(super) struct Program {
-    /// Devices it runs on.
+    /// Devices of this worker that it runs on.
     pub(super) devices: usize,
+    /// Set if it runs on other workers too.
+    pub(super) placement: Option<Placement>,
     state: RefCell<State>,
 }
 
@@ -31,6 +38,14 @@ enum State {
         _task: Option<Task>,
     },
     Done(Result<Arc<Loaded>, Fault>),
+}
+
+/// What the proxy hears of a program that is loaded.
+#[derive(Clone, Copy)]
+enum Told {
+    All,
+    /// It knows the rest from another worker.
+    Outcome,
 }
 
 /// The task of a compile. Dropped before its end, it is broken off some time later: what is compiled for nobody may be of
@@ -60,6 +75,30 @@ impl Program {
         self.result().ok()
     }
 
+    /// Devices it runs on, with those of other workers.
+    pub(super) fn all_devices(&self) -> usize {
+        let placement = self.placement.as_ref();
+        placement.map_or(self.devices, |placement| placement.processes.len())
+    }
+
+    /// The places of this worker's devices among all of them.
+    pub(super) fn places(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.devices).map(|device| match &self.placement {
+            // No more than there are devices.
+            Some(placement) => placement.partitions[device] as usize,
+            None => device,
+        })
+    }
+
+    /// Local ordinals of this worker's devices, in logical order.
+    pub(super) fn ordinals(&self, loaded: &Loaded) -> Arc<[usize]> {
+        let placement = self.placement.as_ref();
+        placement.map_or_else(
+            || Arc::clone(&loaded.ordinals),
+            |placement| Arc::clone(&placement.ordinals),
+        )
+    }
+
     /// How the compile ended.
     pub(super) fn result(&self) -> Result<Arc<Loaded>, Fault> {
         match &*self.state.borrow() {
@@ -80,16 +119,70 @@ impl Session {
             options,
             device_ids,
             xla_flags,
-            // Not built: devices of others are refused below.
-            processes: _,
+            processes,
         } = op;
-        let state = RefCell::new(State::Compiling {
-            waits: Vec::new(),
-            _task: None,
-        });
+        let placement = self.placement(&device_ids, &processes);
+        let asked = Request {
+            program,
+            options,
+            ordinals: Arc::clone(&self.ordinals),
+            xla_flags,
+            spanning: matches!(placement, Ok(Some(_))),
+            device_ids,
+        };
+        let compiler = Arc::clone(&self.core.compiler);
+        let devices = asked.device_ids.len();
+        let work = async move { compiler.load(asked).await };
+        self.begin(request, executable, devices, placement, Told::All, work);
+    }
+
+    /// Gets a program that spans workers from the one that compiles it.
+    pub(super) fn load(&mut self, op: Load) {
+        let placement = self.placement(&op.device_ids, &op.processes);
+        let from = Elsewhere {
+            address: op.from,
+            epoch: op.from_epoch,
+            executable: op.from_executable,
+            key: op.key,
+            info: op.info.unwrap_or_default(),
+        };
+        let core = Arc::clone(&self.core);
+        let work = async move { core.compiler.fetch(&core.peers, from).await };
+        let devices = op.device_ids.len();
+        self.begin(
+            op.request,
+            op.executable,
+            devices,
+            placement,
+            Told::Outcome,
+            work,
+        );
+    }
+
+    /// Has a program loaded beside the dispatch thread.
+    fn begin(
+        &mut self,
+        request: u64,
+        executable: u64,
+        devices: usize,
+        placement: Result<Option<Placement>, StatusProto>,
+        told: Told,
+        work: impl Future<Output = Result<Arc<Loaded>, StatusProto>> + Send + 'static,
+    ) {
+        let (placement, wrong) = match placement {
+            Ok(placement) => (placement, None),
+            Err(status) => (None, Some(status)),
+        };
+        let own = placement
+            .as_ref()
+            .map(|placement| placement.partitions.len());
         let entry = Rc::new(Program {
-            devices: device_ids.len(),
-            state,
+            devices: own.unwrap_or(devices),
+            placement,
+            state: RefCell::new(State::Compiling {
+                waits: Vec::new(),
+                _task: None,
+            }),
         });
         if self
             .programs
@@ -98,29 +191,18 @@ impl Session {
         {
             tracing::warn!(executable, "an executable id was used twice");
         }
-        if let Err(status) = self
-            .all_local(&device_ids)
-            .and_then(|()| self.room_to_wait())
-        {
-            self.compiled(request, executable, Err(Arc::new(status)));
+        if let Some(status) = wrong.or_else(|| self.room_to_wait().err()) {
+            self.compiled(request, executable, told, Err(Arc::new(status)));
             return;
         }
         let (core, serial) = (Arc::clone(&self.core), self.serial);
-        let asked = Request {
-            program,
-            options,
-            device_ids,
-            ordinals: Arc::clone(&self.ordinals),
-            xla_flags,
-        };
         let begun = Instant::now();
         let task = self.core.runtime.spawn(async move {
-            let compiler = Arc::clone(&core.compiler);
-            let result = compiler.load(asked).await.map_err(Arc::new);
+            let result = work.await.map_err(Arc::new);
             counters::add(&core.counters.programs, 1);
             counters::add_time(&core.counters.program_nanos, begun.elapsed());
             core.post(serial, move |session| {
-                session.compiled(request, executable, result)
+                session.compiled(request, executable, told, result)
             });
         });
         // What the task has posted comes only after this.
@@ -134,11 +216,70 @@ impl Session {
         });
     }
 
-    /// Refuses programs that run on devices of other workers too.
-    fn all_local(
+    /// Where the partitions lie, of a program that spans workers: `processes` says it, and is empty for others.
+    fn placement(
         &self,
         device_ids: &[i32],
-    ) -> Result<(), waystation_proto::tensorflow::StatusProto> {
+        processes: &[u32],
+    ) -> Result<Option<Placement>, StatusProto> {
+        if processes.is_empty() {
+            return self.all_local(device_ids).map(|()| None);
+        }
+        let epoch = self.lease.epoch.as_ref().map_err(|why| {
+            status::unimplemented(format!(
+                "programs over several workers, on the worker of {}: {why}",
+                self.core.place
+            ))
+        })?;
+        if processes.len() != device_ids.len() {
+            return Err(status::invalid(format!(
+                "a program on {} devices names the processes of {}",
+                device_ids.len(),
+                processes.len()
+            )));
+        }
+        let distinct: HashSet<i32> = device_ids.iter().copied().collect();
+        if distinct.len() != device_ids.len() {
+            return Err(status::invalid("a program names a device twice"));
+        }
+        let me = epoch.engine.process();
+        let (mut partitions, mut ordinals) = (Vec::new(), Vec::new());
+        for ((partition, id), process) in (0..).zip(device_ids).zip(processes) {
+            if Process(*process) != me {
+                continue;
+            }
+            let ordinal = self.ordinals.get(id);
+            let ordinal = ordinal.and_then(|ordinal| usize::try_from(*ordinal).ok());
+            partitions.push(partition);
+            ordinals.push(
+                ordinal.ok_or_else(|| {
+                    status::invalid(format!("device {id} is none of this worker's"))
+                })?,
+            );
+        }
+        if partitions.is_empty() {
+            return Err(status::invalid("a program that runs on other workers only"));
+        }
+        Ok(Some(Placement {
+            processes: processes.iter().copied().map(Process).collect(),
+            partitions: partitions.into(),
+            ordinals: ordinals.into(),
+        }))
+    }
+
+    /// The serialized form of a program that spans workers, for another of them.
+    pub(crate) fn artifact(&mut self, executable: u64) -> Result<Artifact, StatusProto> {
+        let program = self.programs.get(&executable).ok_or_else(|| {
+            status::invalid(format!("executable {executable} is unknown to this worker"))
+        })?;
+        let loaded = program.result().map_err(Arc::unwrap_or_clone)?;
+        loaded.artifact.clone().ok_or_else(|| {
+            status::invalid(format!("executable {executable} does not span workers"))
+        })
+    }
+
+    /// Refuses programs that run on devices of other workers too.
+    fn all_local(&self, device_ids: &[i32]) -> Result<(), StatusProto> {
         let foreign: Vec<i32> = device_ids
             .iter()
             .copied()
@@ -147,27 +288,26 @@ impl Session {
         if foreign.is_empty() {
             return Ok(());
         }
-        Err(status::unimplemented(format!(
-            "programs that span workers are not built: this worker has no devices {foreign:?} of those of the program"
+        Err(status::invalid(format!(
+            "this worker has no devices {foreign:?} of those of the program"
         )))
     }
 
-    pub(super) fn refuse_load(&self, op: &Load) {
-        self.outbox.send(reply::Reply::CompileDone(CompileDone {
-            request: op.request,
-            status: Some(status::unimplemented(
-                "programs that span workers are not built",
-            )),
-            info: None,
-        }));
-    }
-
-    fn compiled(&mut self, request: u64, executable: u64, result: Result<Arc<Loaded>, Fault>) {
+    fn compiled(
+        &mut self,
+        request: u64,
+        executable: u64,
+        told: Told,
+        result: Result<Arc<Loaded>, Fault>,
+    ) {
         let done = match &result {
             Ok(loaded) => CompileDone {
                 request,
                 status: None,
-                info: Some(loaded.info.clone()),
+                info: match told {
+                    Told::All => Some(loaded.info.clone()),
+                    Told::Outcome => None,
+                },
             },
             Err(fault) => CompileDone {
                 request,

@@ -112,10 +112,10 @@ async fn global_ids_and_local_devices_differ() {
     session.put(1, 3, &[1.0; 4]).await;
     session.execute(50, &[1], 10, 1).await;
     assert_eq!(session.read_f32(10).await, [2.0; 4]);
-    // A device of another worker.
+    // A device of another worker, in a program that is not said to span workers.
     let status = session.compile(51, "add_one", &[8]).await.unwrap_err();
     assert!(
-        status.code == Code::Unimplemented as i32 && status.message.contains('8'),
+        status.code == Code::InvalidArgument as i32 && status.message.contains('8'),
         "{status:?}"
     );
     session.execute(51, &[1], 11, 1).await;

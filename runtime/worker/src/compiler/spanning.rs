@@ -1,0 +1,176 @@
+//! Programs over several workers: what they are keyed on and loaded with, and getting one from the worker that compiled it.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use prost::Message as _;
+use waystation_cache::{Entry, Key};
+use waystation_proto::{
+    tensorflow::{StatusProto, error::Code},
+    waystation::{
+        ExecutableInfo,
+        worker::{ExecutableHeader, executable_header::Fact},
+    },
+    xla::{CompileOptionsProto, ExecutableBuildOptionsProto},
+};
+
+use super::{Compiler, Loaded, loaded::Artifact, loaded::Source};
+use crate::{counters, peers::Peers, status};
+
+/// What tells the key of such a program from that of one within a worker. Where its partitions lie does not count.
+pub(super) fn fact(partitions: u32) -> (String, String) {
+    let version = waystation_collectives::VERSION;
+    let target = waystation_collectives::TARGET;
+    (
+        "spanning".to_owned(),
+        format!("{partitions} partitions, collectives {version} by {target}"),
+    )
+}
+
+/// The options under which an executable runs on any one device.
+pub(super) fn portable() -> Vec<u8> {
+    CompileOptionsProto {
+        executable_build_options: Some(ExecutableBuildOptionsProto {
+            device_ordinal: -1,
+            num_replicas: 1,
+            num_partitions: 1,
+            ..ExecutableBuildOptionsProto::default()
+        }),
+        compile_portable_executable: true,
+        ..CompileOptionsProto::default()
+    }
+    .encode_to_vec()
+}
+
+/// Where another worker has an executable, and what is known of it.
+pub(crate) struct Elsewhere {
+    /// The worker's data service.
+    pub(crate) address: String,
+    pub(crate) epoch: u64,
+    pub(crate) executable: u64,
+    pub(crate) key: String,
+    pub(crate) info: ExecutableInfo,
+}
+
+impl Compiler {
+    /// What another worker must know to load an artifact of this one.
+    pub(crate) fn header(&self, artifact: &Artifact) -> ExecutableHeader {
+        let facts = self.identity.platform.iter();
+        ExecutableHeader {
+            size_bytes: artifact.bytes.len() as u64,
+            digest: Bytes::copy_from_slice(&artifact.digest),
+            platform: facts
+                .map(|(name, value)| Fact {
+                    name: name.clone(),
+                    value: value.clone(),
+                })
+                .collect(),
+        }
+    }
+
+    /// Gets a program from the worker that has compiled it, and loads it. Only that very executable will do: another one of the
+    /// same program may differ in what it sends, and when.
+    pub(crate) async fn fetch(
+        self: &Arc<Self>,
+        peers: &Peers,
+        from: Elsewhere,
+    ) -> Result<Arc<Loaded>, StatusProto> {
+        let key = Key::parse(&from.key)
+            .ok_or_else(|| status::invalid(format!("{:?} is no key of a program", from.key)))?;
+        let name = (key, Vec::new());
+        let fatal = self.cache.admit(&name.0);
+        fatal.map_err(|fatal| status::invalid(fatal.to_string()))?;
+        let coming = peers
+            .executable(&from.address, from.epoch, from.executable)
+            .await?;
+        self.check_platform(&coming.header, &from.address)?;
+        if let Some(loaded) = self.share(&name)
+            && let Some(artifact) = &loaded.artifact
+            && artifact.digest[..] == coming.header.digest[..]
+        {
+            counters::add(&self.counters.shared_loads, 1);
+            return Ok(loaded);
+        }
+        let announced = coming.header.digest.clone();
+        let bytes = coming.bytes().await?;
+        let artifact = super::blocking(move || Artifact::new(bytes)).await?;
+        if artifact.digest[..] != announced[..] {
+            return Err(status::of(
+                Code::Unavailable,
+                format!(
+                    "the executable of the worker at {} came damaged",
+                    from.address
+                ),
+            ));
+        }
+        let source = Source {
+            program: Bytes::new(),
+            options: Bytes::new(),
+            shape: (from.info.num_replicas, from.info.num_partitions),
+            dump: None,
+            dumped: Arc::default(),
+            spanning: true,
+        };
+        let entry = Arc::new(Entry {
+            info: from.info,
+            executable: artifact.bytes,
+            text: None,
+            object: None,
+        });
+        let executable = self.deserialize(&name, &entry, &source).await?;
+        Ok(self.keep(name, executable, &entry, source))
+    }
+
+    /// Whether what another worker compiles runs here.
+    fn check_platform(&self, header: &ExecutableHeader, address: &str) -> Result<(), StatusProto> {
+        let theirs = header
+            .platform
+            .iter()
+            .map(|fact| (fact.name.as_str(), fact.value.as_str()));
+        let ours = self.identity.platform.iter();
+        let ours: Vec<_> = ours
+            .map(|(name, value)| (name.as_str(), value.as_str()))
+            .collect();
+        let theirs: Vec<_> = theirs.collect();
+        if ours == theirs {
+            return Ok(());
+        }
+        let find = |facts: &[(&str, &str)], name: &str| {
+            let found = facts.iter().find(|(known, _)| *known == name);
+            found.map_or("nothing".to_owned(), |(_, value)| format!("{value:?}"))
+        };
+        let mut differ: Vec<_> = ours
+            .iter()
+            .chain(&theirs)
+            .map(|(name, _)| *name)
+            .filter(|name| find(&ours, name) != find(&theirs, name))
+            .collect();
+        differ.sort_unstable();
+        differ.dedup();
+        let differ = differ.iter().map(|name| {
+            format!(
+                "{name}: {} here, {} there",
+                find(&ours, name),
+                find(&theirs, name)
+            )
+        });
+        Err(status::of(
+            Code::FailedPrecondition,
+            format!(
+                "this worker cannot run what the worker at {address} compiles, the two differ in {}",
+                differ.collect::<Vec<_>>().join("; ")
+            ),
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_key_tells_widths_apart() {
+        assert_ne!(fact(4), fact(8));
+        assert_eq!(fact(4).0, "spanning");
+    }
+}

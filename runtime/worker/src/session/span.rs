@@ -1,0 +1,427 @@
+//! Launches that span workers.
+//!
+//! ```text
+//! Execute --> opened on the engine --inputs there, or soon--> "here" to the others --all are here, first in
+//! the stream--> a thread a device: execute --> the plugin's events --> ended, here
+//! ```
+//!
+//! They start strictly in stream order, which is one order on all workers, and none before all its workers can start it.
+//! So what has started ends by itself, whatever else waits: a device is never taken by a part that waits for another one's
+//! input. Until it starts, a launch holds nothing up but later ones that span workers.
+//!
+//! A failure of any part fails all: the engine tells the others, with the cause.
+
+use std::{rc::Rc, sync::Arc};
+
+use waystation_collectives::{self as collectives, Failure, Process};
+use waystation_pjrt::{Buffer, ExecuteContext, Execution, LoadedExecutable, OneExecution};
+use waystation_proto::{tensorflow::StatusProto, waystation::worker::Execute};
+
+use super::{Session, execution::Launch};
+use crate::{
+    ledger::Charge,
+    status::{self, Fault},
+    table::{Shard, Slot},
+};
+
+/// Where a program's partitions lie, of one that spans workers.
+#[derive(Debug)]
+pub(super) struct Placement {
+    /// The process of each partition.
+    pub(super) processes: Arc<[Process]>,
+    /// This worker's partitions, ascending.
+    pub(super) partitions: Rc<[u32]>,
+    /// Local ordinals of their devices.
+    pub(super) ordinals: Arc<[usize]>,
+}
+
+/// This worker's part of a launch.
+#[derive(Clone)]
+pub(super) struct Part {
+    launch: Arc<collectives::Launch>,
+    processes: Arc<[Process]>,
+    partitions: Rc<[u32]>,
+}
+
+impl Part {
+    /// Why the launch has failed, if it has.
+    pub(super) fn fault(&self, user_context: u64) -> Option<Fault> {
+        let failure = self.launch.failure()?;
+        Some(fault_of(&failure, user_context))
+    }
+
+    /// Fails the launch on all its workers.
+    pub(super) fn fail(&self, fault: &StatusProto, place: &str) {
+        self.launch.fail(failure_of(fault, place));
+    }
+}
+
+/// A part that has not started.
+pub(super) struct Waiting {
+    part: Part,
+    results: Vec<Rc<Slot>>,
+    watch: u64,
+    user_context: u64,
+    /// Its inputs are there, or come without anything from outside this worker.
+    can: bool,
+    /// The others were told so.
+    said: bool,
+    /// All workers can start theirs.
+    all_can: bool,
+    /// When the inputs are there.
+    launch: Option<Launch>,
+}
+
+impl Waiting {
+    /// Whether it can be handed to the devices.
+    pub(super) fn is_ready(&self) -> bool {
+        self.all_can && self.launch.is_some()
+    }
+}
+
+/// A part that is being handed to its devices' threads.
+pub(super) struct Starting {
+    launch: Launch,
+    kept: Vec<i64>,
+    shards: Vec<Rc<Shard>>,
+    room: Vec<Charge>,
+    missing: usize,
+    started: Vec<Option<OneExecution>>,
+    fault: Option<Fault>,
+}
+
+/// How failures of one worker's part begin on others.
+const ELSEWHERE: &str = "on the worker of ";
+
+/// A fault for other workers, which do not have this one's payloads.
+fn failure_of(fault: &StatusProto, place: &str) -> Failure {
+    let code = collectives::Code::from_number(fault.code);
+    if fault.message.starts_with(ELSEWHERE) {
+        return Failure::new(code, fault.message.clone());
+    }
+    Failure::new(code, format!("{ELSEWHERE}{place}: {}", fault.message))
+}
+
+fn fault_of(failure: &Failure, user_context: u64) -> Fault {
+    let status = StatusProto {
+        code: failure.code().number(),
+        message: failure.message().to_owned(),
+        ..StatusProto::default()
+    };
+    Arc::new(status::with_context(status, user_context))
+}
+
+impl Session {
+    /// Opens this worker's part of a launch, and keeps it until it can start.
+    pub(super) fn open_part(
+        &mut self,
+        sequence: u64,
+        op: &Execute,
+        placement: &Placement,
+        results: &[Rc<Slot>],
+    ) -> Result<Part, Fault> {
+        let epoch = match &self.lease.epoch {
+            Ok(epoch) => epoch,
+            Err(why) => {
+                let status = status::unimplemented(format!("programs over several workers: {why}"));
+                return Err(Arc::new(status::with_context(status, op.user_context)));
+            }
+        };
+        let opened = epoch
+            .engine
+            .open(op.launch, Arc::clone(&placement.processes));
+        let launch = opened.map_err(|failure| fault_of(&failure, op.user_context))?;
+        let (core, serial) = (Arc::clone(&self.core), self.serial);
+        launch.when_all_here(move |outcome| {
+            core.post(serial, move |session| session.all_here(sequence, outcome));
+        });
+        let part = Part {
+            launch: Arc::new(launch),
+            processes: Arc::clone(&placement.processes),
+            partitions: Rc::clone(&placement.partitions),
+        };
+        let waiting = Waiting {
+            part: part.clone(),
+            results: results.to_vec(),
+            watch: op.watch,
+            user_context: op.user_context,
+            can: false,
+            said: false,
+            all_can: false,
+            launch: None,
+        };
+        self.launches.spanning.insert(sequence, waiting);
+        Ok(part)
+    }
+
+    /// An executable that is not known has no placement; all other workers hear that the launch fails.
+    pub(super) fn refuse_part(&self, launch: u64, fault: &StatusProto) {
+        if let Ok(epoch) = &self.lease.epoch {
+            let failure = failure_of(fault, &self.core.place);
+            epoch.engine.refuse(launch, self.lease.others(), &failure);
+        }
+    }
+
+    /// The inputs of a part are there, or come soon.
+    pub(super) fn part_can(&mut self, sequence: u64) {
+        if let Some(waiting) = self.launches.spanning.get_mut(&sequence) {
+            waiting.can = true;
+            self.say_here(sequence);
+        }
+    }
+
+    /// The inputs of a part are there; it is gone if it has failed meanwhile.
+    pub(super) fn part_ready(&mut self, sequence: u64, launch: Launch) {
+        if let Some(waiting) = self.launches.spanning.get_mut(&sequence) {
+            waiting.launch = Some(launch);
+            self.part_can(sequence);
+        }
+    }
+
+    /// Whether a part waits to be started, and has not failed.
+    pub(super) fn part_waits(&self, sequence: u64) -> bool {
+        self.launches.spanning.contains_key(&sequence)
+    }
+
+    /// Tells the other workers that this one can start its part, when all of them can hear it.
+    fn say_here(&mut self, sequence: u64) {
+        let Some(waiting) = self.launches.spanning.get_mut(&sequence) else {
+            return;
+        };
+        if waiting.said || !waiting.can {
+            return;
+        }
+        match self.lease.reach(&waiting.part.processes) {
+            Ok(true) => {
+                waiting.said = true;
+                waiting.part.launch.here();
+            }
+            Ok(false) => {}
+            Err(failure) => {
+                let fault = fault_of(&failure, waiting.user_context);
+                self.part_fails(sequence, &fault);
+            }
+        }
+    }
+
+    /// Connections have come, or will not come.
+    pub(super) fn advance(&mut self) {
+        let waiting = self.launches.spanning.iter();
+        let silent: Vec<u64> = waiting
+            .filter(|(_, waiting)| waiting.can && !waiting.said)
+            .map(|(sequence, _)| *sequence)
+            .collect();
+        for sequence in silent {
+            self.say_here(sequence);
+        }
+    }
+
+    /// All workers can start their parts, or the launch has failed.
+    fn all_here(&mut self, sequence: u64, outcome: Result<(), Failure>) {
+        let Some(waiting) = self.launches.spanning.get_mut(&sequence) else {
+            return;
+        };
+        match outcome {
+            Ok(()) => waiting.all_can = true,
+            Err(failure) => {
+                let fault = fault_of(&failure, waiting.user_context);
+                self.part_fails(sequence, &fault);
+            }
+        }
+    }
+
+    /// Fails a launch of which this worker's part has not started.
+    pub(super) fn part_fails(&mut self, sequence: u64, fault: &Fault) {
+        let Some(waiting) = self.launches.spanning.remove(&sequence) else {
+            return;
+        };
+        waiting.part.fail(fault, &self.core.place);
+        self.launch_failed(&waiting.results, waiting.watch, fault);
+    }
+
+    /// Starts the first part; `false` when it has to wait for room.
+    pub(super) fn start_part(&mut self) -> bool {
+        let Some((sequence, mut waiting)) = self.launches.spanning.pop_first() else {
+            return false;
+        };
+        let Some(launch) = waiting.launch.take() else {
+            self.launches.spanning.insert(sequence, waiting);
+            return false;
+        };
+        let prepared = self.prepare(&launch);
+        let (shards, kept, room) = match prepared {
+            Ok(Some(prepared)) => prepared,
+            Ok(None) => {
+                waiting.launch = Some(launch);
+                self.launches.spanning.insert(sequence, waiting);
+                return false;
+            }
+            Err(fault) => {
+                waiting.part.fail(&fault, &self.core.place);
+                self.launch_failed(&launch.results, launch.watch, &fault);
+                return true;
+            }
+        };
+        let devices = launch.ordinals.len();
+        let mut jobs = Vec::with_capacity(devices);
+        for (device, partition) in waiting.part.partitions.iter().enumerate() {
+            let member = waiting.part.launch.member(*partition);
+            jobs.push(member.map(|member| Job {
+                executable: launch.loaded.executable.clone(),
+                ordinal: launch.ordinals.get(device).copied().unwrap_or_default(),
+                args: launch.args_of(device, &shards).cloned().collect(),
+                options: launch.options(&kept),
+                member,
+            }));
+        }
+        let user_context = launch.cause.user_context;
+        let starting = Starting {
+            launch,
+            kept,
+            shards,
+            room,
+            missing: devices,
+            started: std::iter::repeat_with(|| None).take(devices).collect(),
+            fault: None,
+        };
+        self.launches.starting.insert(sequence, starting);
+        for (device, job) in jobs.into_iter().enumerate() {
+            let sent = match job {
+                Ok(job) => {
+                    let (core, serial) = (Arc::clone(&self.core), self.serial);
+                    self.core.spanning.on_device(job.ordinal, move || {
+                        let started = job.run(&core.client, user_context);
+                        core.post(serial, move |session| {
+                            session.part_started(sequence, device, started);
+                        });
+                    })
+                }
+                Err(failure) => Err((*fault_of(&failure, user_context)).clone()),
+            };
+            if let Err(status) = sent {
+                self.part_started(sequence, device, Err(Arc::new(status)));
+            }
+        }
+        true
+    }
+
+    /// A device's thread has handed the part to the plugin, or the plugin has refused it.
+    fn part_started(&mut self, sequence: u64, device: usize, started: Result<OneExecution, Fault>) {
+        let place = &self.core.place;
+        let Some(starting) = self.launches.starting.get_mut(&sequence) else {
+            return;
+        };
+        starting.missing -= 1;
+        match started {
+            Ok(execution) => {
+                if let Some(slot) = starting.started.get_mut(device) {
+                    *slot = Some(execution);
+                }
+            }
+            Err(fault) => {
+                if let Some(part) = &starting.launch.part {
+                    // The plugin's word for a collective that another worker has failed says less than the cause.
+                    let fault = part
+                        .fault(starting.launch.cause.user_context)
+                        .unwrap_or(fault);
+                    // Now, since the other devices wait for this one.
+                    part.fail(&fault, place);
+                    starting.fault.get_or_insert(fault);
+                }
+            }
+        }
+        if starting.missing > 0 {
+            return;
+        }
+        let Some(starting) = self.launches.starting.remove(&sequence) else {
+            return;
+        };
+        let Starting {
+            mut launch,
+            kept,
+            shards,
+            room,
+            started,
+            fault,
+            ..
+        } = starting;
+        if let Some(fault) = fault {
+            let device = launch.ordinals.first().copied().unwrap_or(0);
+            let fault = self.with_table_if_memory(fault, device, &launch.cause);
+            self.launch_failed(&launch.results, launch.watch, &fault);
+            // Those that have started hold their room until they have ended.
+            launch.watch = 0;
+            if started.iter().all(Option::is_none) {
+                self.retry_asks();
+                return;
+            }
+        }
+        let (mut outputs, mut done) = (Vec::new(), Vec::new());
+        for execution in started {
+            match execution {
+                Some(execution) => {
+                    outputs.push(execution.outputs);
+                    done.push(execution.done);
+                }
+                None => outputs.push(Vec::new()),
+            }
+        }
+        self.launched(
+            sequence,
+            launch,
+            &kept,
+            shards,
+            room,
+            Execution { outputs, done },
+        );
+    }
+
+    /// A device's part has failed, while others may wait for it.
+    pub(super) fn part_broke(&mut self, sequence: u64, fault: Fault) {
+        let Some(record) = self.launches.in_flight.get(&sequence) else {
+            return;
+        };
+        let Some(part) = record.part.clone() else {
+            return;
+        };
+        if let Some(open) = record.open_input() {
+            // The execution that caused it is to be named.
+            self.when_ended(&open, move |session| session.part_broke(sequence, fault));
+            return;
+        }
+        let cause = record.cause().unwrap_or(fault);
+        part.fail(&cause, &self.core.place);
+    }
+}
+
+/// A device's part of a launch, for the device's thread.
+struct Job {
+    executable: LoadedExecutable,
+    ordinal: usize,
+    args: Vec<Buffer>,
+    options: waystation_pjrt::ExecuteOptions,
+    member: collectives::Member,
+}
+
+impl Job {
+    fn run(
+        self,
+        client: &waystation_pjrt::Client,
+        user_context: u64,
+    ) -> Result<OneExecution, Fault> {
+        let failed = |error| Arc::new(status::of_plugin(&error, user_context));
+        let device = client.devices().get(self.ordinal);
+        let device = device.ok_or_else(|| {
+            Arc::new(status::invalid(format!(
+                "there is no local device {}",
+                self.ordinal
+            )))
+        })?;
+        let context =
+            ExecuteContext::new(client.plugin(), Arc::new(self.member)).map_err(failed)?;
+        let args: Vec<&Buffer> = self.args.iter().collect();
+        self.executable
+            .execute_on(device, &args, &self.options, Some(&context))
+            .map_err(failed)
+    }
+}
