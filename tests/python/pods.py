@@ -34,7 +34,9 @@ class Image:
     def __init__(self, name):
         text = (DEPLOY / f"{name}.Containerfile").read_text()
         last = text[text.rindex("\nFROM ") :]
-        self.entry = json.loads(re.search(r"^ENTRYPOINT (\[.*\])$", last, re.MULTILINE)[1])
+        copied = {there: str(ROOT / here) for here, there in re.findall(r"^COPY ([^-\s]\S*) (\S+)$", last, re.MULTILINE)}
+        entry = json.loads(re.search(r"^ENTRYPOINT (\[.*\])$", last, re.MULTILINE)[1])
+        self.entry = [copied.get(word, word) for word in entry]
         self.environment = dict(line.split("=", 1) for line in re.findall(r"^ENV (\S+)$", last, re.MULTILINE))
         # The image's interpreter, which has the plugins, is this one here.
         if "WAYSTATION_PYTHON" in self.environment:
