@@ -10,7 +10,7 @@ use std::{
 
 use waystation_cache::platform;
 
-use crate::{error::Failure, flag_files, http, output, plugin, python};
+use crate::{error::Failure, flag_files, http, large_transfers, output, plugin, python};
 
 mod bucket;
 
@@ -120,10 +120,10 @@ fn client_environment(report: &mut Report, variable: impl Fn(&str) -> Option<Str
         first == Some("proxy"),
         "write proxy, or proxy,cpu",
     );
-    let insecure = variable("IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS");
+    let insecure = variable(INSECURE);
     let is_true = insecure.as_deref() == Some("true");
     report.check(
-        "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS",
+        INSECURE,
         insecure.as_deref(),
         is_true,
         "write the word true, jaxlib takes no other; without it the client speaks ALTS",
@@ -136,7 +136,40 @@ fn client_environment(report: &mut Report, variable: impl Fn(&str) -> Option<Str
         known,
         "write 1 or 0, anything else raises in pathwaysutils",
     );
+    for (name, reader) in NUMBERS {
+        let Some(value) = variable(name) else {
+            continue;
+        };
+        let good = value.parse::<u64>().is_ok_and(|number| number > 0);
+        let cure = format!("write a number from 1, as {reader} reads it");
+        report.check(name, Some(&value), good, &cure);
+    }
+    if variable(THRESHOLD).is_some() {
+        let directory = variable(large_transfers::VARIABLE);
+        report.check(
+            large_transfers::VARIABLE,
+            directory.as_deref(),
+            directory.is_some(),
+            "name the proxy's --large_transfer_directory, or leave the threshold out",
+        );
+    }
+    if variable(OVERRIDE).is_some() && !is_true {
+        let text = format!("newer jaxlib does not read it: set {INSECURE}=true");
+        report.line("!!", OVERRIDE, &text);
+    }
 }
+
+const INSECURE: &str = "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS";
+/// What older clients had in place of [`INSECURE`].
+const OVERRIDE: &str = "PATHWAYS_UNSAFE_UNSAFE_OVERRIDE_GRPC_CREDENTIALS";
+const THRESHOLD: &str = "IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_THRESHOLD_BYTES";
+/// Variables that may be left out, and who reads them.
+const NUMBERS: [(&str, &str); 4] = [
+    ("PATHWAYS_PROXY_CONNECTION_TIMEOUT_SECS", "pathwaysutils"),
+    ("IFRT_PROXY_GRPC_MAX_ONGOING_HOST_BUFFER_STORES", "jaxlib"),
+    ("IFRT_PROXY_GRPC_MAX_ONGOING_HOST_BUFFER_LOOKUPS", "jaxlib"),
+    (THRESHOLD, "jaxlib"),
+];
 
 #[derive(Debug, Default)]
 struct Report {
@@ -233,5 +266,33 @@ mod tests {
                 report.text
             );
         }
+    }
+
+    #[test]
+    fn what_may_be_left_out_is_looked_at_where_it_is_set() {
+        let with = |name: &str, value: &str| {
+            let more = [(name, value)];
+            checked(&[&GOOD[..], &more[..]].concat())
+        };
+        for (name, _) in NUMBERS.iter().filter(|(name, _)| *name != THRESHOLD) {
+            assert!(!with(name, "64").bad, "{name}");
+            for wrong in ["", "0", "-1", "many"] {
+                let text = with(name, wrong).text;
+                assert!(text.contains(&format!("!! {name}: {wrong}")), "{text}");
+            }
+        }
+        let alone = with(THRESHOLD, "1048576").text;
+        assert!(
+            alone.contains(&format!("!! {}", large_transfers::VARIABLE)),
+            "{alone}"
+        );
+        let both = [
+            &GOOD[..],
+            &[(THRESHOLD, "1048576"), (large_transfers::VARIABLE, "/d")],
+        ];
+        assert!(!checked(&both.concat()).bad);
+        // Both at once do no harm.
+        assert!(!with(OVERRIDE, "grpc_insecure_override").bad);
+        assert!(checked(&[GOOD[0], GOOD[1], (OVERRIDE, "grpc_insecure_override")]).bad);
     }
 }
