@@ -2,6 +2,7 @@
 
 import contextlib
 import pathlib
+import shlex
 import subprocess
 import sys
 
@@ -68,6 +69,28 @@ class Parts:
 
     def _log(self, name):
         return self.folder / f"{name}.log"
+
+
+@contextlib.contextmanager
+def up(folder, *flags):
+    """Runs `waystation up`; gives the environment that it prints for its clients."""
+    with open(pathlib.Path(folder) / "up.log", "wb") as log:
+        process = subprocess.Popen(
+            [BINARY, "up", *flags], stdout=subprocess.PIPE, stderr=log, text=True, cwd=folder, env=base_environment()
+        )
+    try:
+        environment = {}
+        while "WAYSTATION_STATUS_URL" not in environment:
+            line = process.stdout.readline()
+            assert line, (pathlib.Path(folder) / "up.log").read_text()
+            word, setting = shlex.split(line)
+            assert word == "export"
+            environment.update([setting.split("=", 1)])
+        yield environment
+    finally:
+        process.terminate()
+        process.wait(30)
+    assert process.returncode == 0
 
 
 @contextlib.contextmanager

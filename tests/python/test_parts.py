@@ -5,7 +5,7 @@ import urllib.error
 import urllib.request
 
 from conftest import CONNECT, wait_for
-from parts import parts
+from parts import parts, up
 
 DESCRIBE = CONNECT + """
 import json
@@ -61,12 +61,16 @@ def describe(made, proxy, code=""):
     return told(output)
 
 
-def test_four_workers_by_hand_are_what_up_makes(tmp_path, clusters):
-    with parts(tmp_path) as made:
-        proxy, _ = start(made, 1, 4, "--workers=4", worker_flags=("--devices_per_worker=2", "--slice_tasks=4"))
+def test_four_workers_by_hand_are_what_up_makes(tmp_path):
+    with parts(tmp_path) as made, up(tmp_path, "--workers=4", "--devices_per_worker=2") as environment:
+        proxy, page = start(made, 1, 4, "--workers=4", worker_flags=("--devices_per_worker=2", "--slice_tasks=4"))
         by_hand, groups = describe(made, proxy, GROUPS)
-        by_up, _ = told(clusters(4, 2).run_code(DESCRIBE + GROUPS)[1])
-    assert by_hand == by_up
+        proxy_of_up = environment["JAX_BACKEND_TARGET"].removeprefix("grpc://")
+        by_up = describe(made, proxy_of_up, GROUPS)
+        assert [by_hand, groups] == by_up
+        pages = [json.load(urllib.request.urlopen(url)) for url in (f"http://{page}/status", environment["WAYSTATION_STATUS_URL"])]
+    ways = [[(worker["platform"], worker["plugin_path"]) for worker in page["workers"]] for page in pages]
+    assert ways[0] == ways[1] and len(ways[0]) == 4
     assert [device[0] for device in by_hand["devices"]] == list(range(8))
     assert groups["workers"] == [[[task, 0], [2 * task, 2 * task + 1]] for task in range(4)]
     assert groups["count"] == 4
