@@ -9,5 +9,6 @@ mod flow;
 mod local;
 mod memory;
 mod programs;
+mod spanning;
 mod support;
 mod transfers;

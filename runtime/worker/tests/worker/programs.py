@@ -59,6 +59,18 @@ write("products", lambda x: jnp.sin(x @ x) @ x, array(64, 64))
 write("product", lambda x, y: x @ y, array(64, 32), array(32, 16))
 write("slow", slow, array(1 << 18))
 write("sum_of_all", lambda x: x + x.sum(), array(16, 2, sharding=ROWS), devices=range(8), out_shardings=ROWS)
+# On devices of two workers.
+BOTH = (0, 1, 2, 3, 8, 9, 10, 11)
+write("sum_over_both", lambda x: x + x.sum(), array(16, 2, sharding=ROWS), devices=BOTH, out_shardings=ROWS)
+write(
+    "take_over_both",
+    lambda x: x + x.min() * 0 + 1,
+    array(8, 1024, sharding=ROWS),
+    devices=BOTH,
+    also=[("take_over_both_turned", BOTH[::-1])],
+    out_shardings=ROWS,
+    donate_argnums=0,
+)
 write("too_large", lambda x: jnp.broadcast_to(x, (1 << 40, 16)), array(16))
 write("first_of_too_large", lambda x: x[0, :1] * jnp.ones(1024), array(1 << 40, 16))
 write("unknown_call", lambda x: jax.ffi.ffi_call("no_such_target", array(4))(x), array(4))

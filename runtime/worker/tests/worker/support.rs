@@ -20,9 +20,9 @@ use waystation_proto::{
     waystation::{
         ExecutableInfo,
         worker::{
-            Answer, Attach, Compile, DataFrame, DataHeader, Execute, FetchDataRequest, Op, Put,
-            Read, Reply, Strides, Target, Watch, WorkerStatus, WorkerStatusRequest, op, reply,
-            worker_client::WorkerClient,
+            Answer, Attach, Attached, Compile, DataFrame, DataHeader, Execute, FetchDataRequest,
+            Op, Put, Read, Reply, Strides, Target, Watch, WorkerStatus, WorkerStatusRequest, op,
+            reply, worker_client::WorkerClient,
         },
     },
     xla::PrimitiveType,
@@ -172,14 +172,27 @@ pub(crate) struct Session {
 
 impl Session {
     pub(crate) async fn open(worker: &Worker, epoch: u64) -> Result<Session, tonic::Status> {
-        let (ops, receiver) = mpsc::channel(16);
         let attach = Attach {
             epoch,
-            link_version: waystation_proto::LINK_VERSION,
-            build_id: "test".to_owned(),
             device_ids: (0..8).collect(),
             ..Attach::default()
         };
+        let (session, _) = Session::attach(worker, attach).await?;
+        Ok(session)
+    }
+
+    /// Opens a session as `attach` says, but for this build's version.
+    pub(crate) async fn attach(
+        worker: &Worker,
+        attach: Attach,
+    ) -> Result<(Session, Attached), tonic::Status> {
+        let (ops, receiver) = mpsc::channel(16);
+        let attach = Attach {
+            link_version: waystation_proto::LINK_VERSION,
+            build_id: "test".to_owned(),
+            ..attach
+        };
+        let epoch = attach.epoch;
         ops.send(Op {
             op: Some(op::Op::Attach(attach)),
             ..Op::default()
@@ -199,10 +212,13 @@ impl Session {
             stash: VecDeque::new(),
             next: 1_000_000,
         };
-        session
-            .reply(|reply| matches!(reply, reply::Reply::Attached(_)).then_some(()))
+        let attached = session
+            .reply(|reply| match reply {
+                reply::Reply::Attached(attached) => Some(attached.clone()),
+                _ => None,
+            })
             .await;
-        Ok(session)
+        Ok((session, attached))
     }
 
     /// A number that is not in use.

@@ -1,0 +1,461 @@
+//! Programs whose devices lie on two workers.
+
+use std::time::Duration;
+
+use waystation_proto::{
+    tensorflow::{StatusProto, error::Code},
+    waystation::{
+        ExecutableInfo,
+        worker::{
+            Attach, Compile, Execute, Fail, FetchExecutableRequest, Load, Peers, ProgramText, Put,
+            Unload, op, peers::Peer, reply,
+        },
+    },
+    xla::PrimitiveType,
+};
+
+use crate::support::{Session, Worker, failure, program, target, user_context};
+
+/// Devices 0 to 7 are the first worker's, 8 to 15 the second's; four of each run the programs.
+const BOTH: [i32; 8] = [0, 1, 2, 3, 8, 9, 10, 11];
+const PLACES: [u32; 8] = [4, 4, 4, 4, 9, 9, 9, 9];
+const SECRET: [u8; 32] = [7; 32];
+
+/// Two workers that know each other, with a session each.
+struct Pair {
+    workers: [Worker; 2],
+    sessions: [Session; 2],
+    peers: [Peer; 2],
+}
+
+async fn attach(worker: &Worker, epoch: u64, index: i32, secret: [u8; 32]) -> (Session, Peer) {
+    let process = if index == 0 { 4 } else { 9 };
+    let attach = Attach {
+        epoch,
+        device_ids: (8 * index..8 * (index + 1)).collect(),
+        process,
+        collectives_secret: secret.to_vec().into(),
+        ..Attach::default()
+    };
+    let (session, attached) = Session::attach(worker, attach).await.expect("a session");
+    assert_eq!(attached.cannot_span, "");
+    let peer = Peer {
+        process,
+        address: attached.collectives_address,
+        life: epoch,
+        name: format!("slice 0 task {index}"),
+    };
+    (session, peer)
+}
+
+impl Pair {
+    async fn start() -> Pair {
+        Pair::with(SECRET).await
+    }
+
+    /// The second worker has that secret.
+    async fn with(secret: [u8; 32]) -> Pair {
+        let workers = [Worker::start().await, Worker::start().await];
+        let (first, first_peer) = attach(&workers[0], 1, 0, SECRET).await;
+        let (second, second_peer) = attach(&workers[1], 1, 1, secret).await;
+        let pair = Pair {
+            workers,
+            sessions: [first, second],
+            peers: [first_peer, second_peer],
+        };
+        pair.tell(&pair.peers).await;
+        pair
+    }
+
+    async fn tell(&self, peers: &[Peer]) {
+        for session in &self.sessions {
+            let peers = peers.to_vec();
+            session.send(op::Op::Peers(Peers { peers })).await;
+        }
+    }
+
+    /// Compiles on the first worker and loads on the second.
+    async fn compile(&mut self, executable: u64, name: &str) -> ExecutableInfo {
+        let devices = BOTH;
+        self.compile_on(executable, name, &devices, &PLACES).await
+    }
+
+    async fn compile_on(
+        &mut self,
+        executable: u64,
+        name: &str,
+        devices: &[i32],
+        places: &[u32],
+    ) -> ExecutableInfo {
+        let (program, options) = program(name);
+        let from = usize::from(places[0] == 9);
+        let [first, second] = &mut self.sessions;
+        let (compiler, other) = if from == 0 {
+            (first, second)
+        } else {
+            (second, first)
+        };
+        compiler
+            .send(op::Op::Compile(Compile {
+                request: executable,
+                executable,
+                program,
+                options,
+                device_ids: devices.to_vec(),
+                processes: places.to_vec(),
+                ..Compile::default()
+            }))
+            .await;
+        let info = compiler.compiled(executable).await.expect("it compiles");
+        let load = Load {
+            request: executable,
+            executable,
+            key: info.key.clone(),
+            device_ids: devices.to_vec(),
+            processes: places.to_vec(),
+            from: self.workers[from].address.clone(),
+            from_epoch: compiler.epoch,
+            from_executable: executable,
+            info: Some(info.clone()),
+        };
+        other.send(op::Op::Load(load)).await;
+        let status = other
+            .reply(|reply| match reply {
+                reply::Reply::CompileDone(done) if done.request == executable => {
+                    assert_eq!(done.info, None);
+                    Some(done.status.clone())
+                }
+                _ => None,
+            })
+            .await;
+        assert_eq!(status, None);
+        info
+    }
+
+    /// Puts shards `first` and so on, one a device, each of `len` elements of a value: the number of the shard, counted from 1.
+    async fn put(&self, first: u64, len: usize, dims: &[i64]) {
+        for (number, shard) in (0_u8..8).zip(first..) {
+            let device = u32::from(number % 4);
+            let value = f32::from(number + 1).to_le_bytes();
+            let session = &self.sessions[usize::from(number / 4)];
+            session
+                .put_bytes(
+                    shard,
+                    device,
+                    PrimitiveType::F32,
+                    dims,
+                    None,
+                    value.repeat(len),
+                )
+                .await;
+        }
+    }
+
+    /// Launches a program of one argument and one result on all of shards `arg` and so on.
+    async fn execute(&self, executable: u64, launch: u64, arg: u64, result: u64) {
+        for (session, own) in self.sessions.iter().zip([arg, arg + 4]) {
+            session
+                .send(launched(executable, launch, own, result))
+                .await;
+        }
+    }
+
+    /// Reads the results, one a device.
+    async fn read(&mut self, first: u64) -> Vec<Vec<f32>> {
+        let mut all = Vec::new();
+        for shard in first..first + 8 {
+            let session = &mut self.sessions[usize::from(shard >= first + 4)];
+            all.push(session.read_f32(shard).await);
+        }
+        all
+    }
+
+    /// How the results fail, one a device.
+    async fn failures(&mut self, first: u64) -> Vec<StatusProto> {
+        let mut all = Vec::new();
+        for shard in first..first + 8 {
+            let session = &mut self.sessions[usize::from(shard >= first + 4)];
+            all.push(session.read(shard).await.expect_err("a failure"));
+        }
+        all
+    }
+
+    async fn stop(self) {
+        drop(self.sessions);
+        for worker in self.workers {
+            worker.stop().await;
+        }
+    }
+}
+
+fn launched(executable: u64, launch: u64, arg: u64, result: u64) -> op::Op {
+    op::Op::Execute(Execute {
+        executable,
+        launch,
+        args: (arg..arg + 4).collect(),
+        first_result: result,
+        num_results: 1,
+        user_context: 99,
+        ..Execute::default()
+    })
+}
+
+/// Shards of four elements: each the number of its device, and the sum of all.
+fn sums(found: &[Vec<f32>]) {
+    for (value, found) in (1_u8..).zip(found) {
+        let wanted = f32::from(value) + 4.0 * 36.0;
+        assert_eq!(found, &vec![wanted; 4]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_workers_add_up() {
+    let mut pair = Pair::start().await;
+    let info = pair.compile(50, "sum_over_both").await;
+    assert_eq!((info.num_replicas, info.num_partitions), (1, 8));
+    let sharding = info.results[0].sharding.as_ref().expect("a sharding");
+    assert_eq!(sharding.tile_assignment_dimensions, [8, 1], "{info:?}");
+    assert_eq!(info.results[0].dims, [16, 2]);
+    pair.put(10, 4, &[2, 2]).await;
+    pair.execute(50, 1000, 10, 100).await;
+    let found = pair.read(100).await;
+    sums(&found);
+    // A worker has its own shards of the result, and no others.
+    let status = pair.sessions[0].read(104).await.expect_err("elsewhere");
+    assert_eq!(status.code, Code::InvalidArgument as i32);
+    // The text is known where the program was compiled.
+    pair.sessions[0]
+        .send(op::Op::ProgramText(ProgramText {
+            request: 7,
+            executable: 50,
+        }))
+        .await;
+    let text = pair.sessions[0].answer(7).await.expect("a text").text;
+    assert!(text.contains("HloModule"), "{text}");
+    assert_eq!(pair.workers[0].status().await.compiles, 1);
+    assert_eq!(pair.workers[1].status().await.compiles, 0);
+    pair.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn donated_arrays_are_gone_on_both_workers() {
+    let mut pair = Pair::start().await;
+    let info = pair.compile(50, "take_over_both").await;
+    assert_eq!(info.donated_parameters, [0]);
+    pair.put(10, 1024, &[1, 1024]).await;
+    // Each takes over what the one before has made.
+    for step in 0..20 {
+        let arg = 10 + 100 * step;
+        pair.execute(50, 1000 + step, arg, arg + 100).await;
+    }
+    let found = pair.read(2010).await;
+    for (value, found) in (1_u8..).zip(found) {
+        assert_eq!(found, [f32::from(value) + 20.0; 1024]);
+    }
+    for status in pair.failures(1910).await {
+        assert!(status.message.contains("donated"), "{status:?}");
+    }
+    pair.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_second_time_and_elsewhere_it_is_in_the_cache() {
+    let mut pair = Pair::start().await;
+    let first = pair.compile(50, "take_over_both").await;
+    let turned: Vec<i32> = BOTH.iter().rev().copied().collect();
+    let places: Vec<u32> = PLACES.iter().rev().copied().collect();
+    let second = pair
+        .compile_on(51, "take_over_both_turned", &turned, &places)
+        .await;
+    assert_eq!(first.key, second.key);
+    let status = [
+        pair.workers[0].status().await,
+        pair.workers[1].status().await,
+    ];
+    // The second worker was asked for what it had only loaded before.
+    assert_eq!((status[0].compiles, status[1].compiles), (1, 0));
+    pair.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failed_input_fails_the_launch_on_both_workers() {
+    let mut pair = Pair::start().await;
+    pair.compile(50, "sum_over_both").await;
+    pair.put(10, 4, &[2, 2]).await;
+    let fault = failure(Code::ResourceExhausted, "no room for this one");
+    pair.sessions[1]
+        .send(op::Op::Fail(Fail {
+            shards: vec![15],
+            status: Some(fault.clone()),
+        }))
+        .await;
+    pair.execute(50, 1000, 10, 100).await;
+    let failures = pair.failures(100).await;
+    for status in &failures[..4] {
+        assert_eq!(status.code, Code::ResourceExhausted as i32);
+        assert_eq!(
+            status.message,
+            // Both of these workers were started as the first of their slice.
+            "on the worker of slice 0 task 0: no room for this one"
+        );
+        assert_eq!(user_context(status), Some("99"));
+    }
+    assert!(failures[4..].iter().all(|status| *status == fault));
+    // An executable that one of them has not.
+    pair.sessions[1]
+        .send(op::Op::Unload(Unload { executable: 50 }))
+        .await;
+    pair.put(20, 4, &[2, 2]).await;
+    pair.sessions[0].send(launched(50, 1001, 20, 200)).await;
+    pair.sessions[1].send(launched(50, 1001, 24, 200)).await;
+    let status = pair.sessions[0].read(200).await.expect_err("refused");
+    assert!(status.message.contains("unknown"), "{status:?}");
+    // Others are as they were.
+    pair.compile(51, "sum_over_both").await;
+    pair.execute(51, 1002, 20, 300).await;
+    let found = pair.read(300).await;
+    sums(&found);
+    pair.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_waits_for_one_worker_holds_up_nothing_else() {
+    let mut pair = Pair::start().await;
+    pair.compile(50, "sum_over_both").await;
+    pair.sessions[0]
+        .compile(51, "add_one", &[0])
+        .await
+        .expect("it compiles");
+    for (shard, number) in (10..18).zip(0_u8..) {
+        let session = &pair.sessions[usize::from(number / 4)];
+        let device = u32::from(number % 4);
+        if shard == 17 {
+            // Its bytes come later.
+            session
+                .send(op::Op::Put(Put {
+                    transfer: 1,
+                    dtype: PrimitiveType::F32 as i32,
+                    dims: vec![2, 2],
+                    targets: vec![target(shard, device)],
+                    ..Put::default()
+                }))
+                .await;
+            continue;
+        }
+        let bytes = f32::from(number + 1).to_le_bytes().repeat(4);
+        session
+            .put_bytes(shard, device, PrimitiveType::F32, &[2, 2], None, bytes)
+            .await;
+    }
+    pair.execute(50, 1000, 10, 100).await;
+    // Its own inputs are there, but it comes after the first.
+    pair.put(20, 4, &[2, 2]).await;
+    pair.execute(50, 1001, 20, 200).await;
+    // The devices are not taken by either.
+    pair.sessions[0].put(1, 0, &[1.0; 4]).await;
+    for step in 0..50 {
+        pair.sessions[0].execute(51, &[1 + step], 2 + step, 1).await;
+    }
+    assert_eq!(pair.sessions[0].read_f32(51).await, [51.0; 4]);
+    let bytes = 8_f32.to_le_bytes().repeat(4);
+    pair.sessions[1]
+        .put_data(1, &bytes, 16, 16)
+        .await
+        .expect("taken");
+    let found = pair.read(200).await;
+    sums(&found);
+    let found = pair.read(100).await;
+    sums(&found);
+    pair.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_worker_fails_what_it_has_a_part_in_and_another_takes_its_place() {
+    let mut pair = Pair::start().await;
+    pair.compile(50, "sum_over_both").await;
+    pair.put(10, 4, &[2, 2]).await;
+    pair.execute(50, 999, 10, 900).await;
+    sums(&pair.read(900).await);
+    // Only the first worker hears of this one, and waits for the second.
+    pair.sessions[0].send(launched(50, 1000, 10, 100)).await;
+    let Pair {
+        workers,
+        sessions: [first, second],
+        peers,
+    } = pair;
+    drop(second);
+    let [one, two] = workers;
+    let peers_now = vec![peers[0].clone()];
+    first.send(op::Op::Peers(Peers { peers: peers_now })).await;
+    let mut first = first;
+    let status = first.read(100).await.expect_err("lost");
+    assert_eq!(status.code, Code::DataLoss as i32, "{status:?}");
+    assert!(status.message.contains("slice 0 task 1"), "{status:?}");
+    first.send(launched(50, 1001, 10, 200)).await;
+    let status = first.read(200).await.expect_err("lost");
+    assert_eq!(status.code, Code::DataLoss as i32, "{status:?}");
+    // Another life of it.
+    let (second, peer) = attach(&two, 2, 1, SECRET).await;
+    let mut pair = Pair {
+        workers: [one, two],
+        sessions: [first, second],
+        peers: [peers[0].clone(), peer],
+    };
+    pair.tell(&pair.peers).await;
+    pair.compile(60, "sum_over_both").await;
+    for (number, shard) in (4_u8..8).zip(14..) {
+        let bytes = f32::from(number + 1).to_le_bytes().repeat(4);
+        let device = u32::from(number - 4);
+        pair.sessions[1]
+            .put_bytes(shard, device, PrimitiveType::F32, &[2, 2], None, bytes)
+            .await;
+    }
+    pair.execute(60, 1002, 10, 300).await;
+    sums(&pair.read(300).await);
+    pair.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_with_another_secret_takes_no_part() {
+    let mut pair = Pair::with([8; 32]).await;
+    pair.compile(50, "sum_over_both").await;
+    pair.put(10, 4, &[2, 2]).await;
+    pair.execute(50, 1000, 10, 100).await;
+    let early = tokio::time::timeout(Duration::from_millis(300), pair.sessions[0].read(100)).await;
+    assert!(early.is_err(), "{early:?}");
+    pair.tell(&[]).await;
+    let status = pair.sessions[0].read(101).await.expect_err("no connection");
+    assert_eq!(status.code, Code::DataLoss as i32, "{status:?}");
+    pair.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn executables_go_to_their_lease_only() {
+    let mut pair = Pair::start().await;
+    pair.compile(50, "sum_over_both").await;
+    pair.sessions[0]
+        .compile(51, "add_one", &[0])
+        .await
+        .expect("it compiles");
+    let mut client = pair.workers[0].client.clone();
+    for (epoch, executable) in [(2, 50), (1, 77), (1, 51)] {
+        let request = FetchExecutableRequest { epoch, executable };
+        let refused = client.fetch_executable(request).await.expect_err("refused");
+        assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+    }
+    let request = FetchExecutableRequest {
+        epoch: 1,
+        executable: 50,
+    };
+    let frames = client.fetch_executable(request).await.expect("frames");
+    let first = frames
+        .into_inner()
+        .message()
+        .await
+        .expect("one")
+        .expect("one");
+    let header = first.header.expect("a header");
+    assert!(header.size_bytes > 0 && header.digest.len() == 32);
+    assert!(header.platform.iter().any(|fact| fact.name == "plugin"));
+    pair.stop().await;
+}
