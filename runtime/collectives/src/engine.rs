@@ -368,12 +368,15 @@ impl Engine {
             match &slot.usage {
                 exchange::Use::Place { output, view } => {
                     slot.exchange.place(*output, view, offset, &chunk);
+                    landed(state, &key, &slot);
                 }
                 exchange::Use::Reduce { reducer, member } => {
+                    // Before: with the last of them the call ends, and with the call perhaps the launch, which nothing may seem
+                    // to be missing from then.
+                    landed(state, &key, &slot);
                     self.reduce(state, &key, &slot.exchange, reducer, *member, offset, chunk);
                 }
             }
-            landed(state, &key, &slot);
             offset += len;
         }
     }

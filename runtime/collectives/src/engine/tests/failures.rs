@@ -149,6 +149,40 @@ fn a_launch_that_is_dropped_under_way_is_given_up_everywhere() {
     assert_eq!(again.expect_err("used").code(), Code::InvalidArgument);
 }
 
+/// The end of its last call may be the end of a launch, at once and from within.
+#[test]
+fn a_launch_that_ends_with_its_last_call_is_not_given_up() {
+    for seed in 0..50 {
+        let mut world = World::new(3, seed);
+        let launches = world.open(1, &[0, 1, 2]);
+        let mut outcomes = Vec::new();
+        for (partition, launch) in (0..).zip(launches) {
+            let launch = Arc::new(Mutex::new(launch));
+            let (kept, outcome) = (Arc::clone(&launch), Outcome::default());
+            let ended = outcome.clone();
+            let call = Call {
+                inputs: vec![Bytes::from(vec![1; 10_000])],
+                outputs: Box::new(Kept(vec![vec![0; 10_000]], outcome.clone())),
+                done: Box::new(move |how| {
+                    kept.lock().expect("no panic").take();
+                    *ended.ended.lock().expect("no panic") = Some(how);
+                }),
+            };
+            let member = launch
+                .lock()
+                .expect("no panic")
+                .as_ref()
+                .map(|launch| launch.member(partition).expect("it runs here"));
+            member.expect("open").start(&op(0, 3, 10_000), call);
+            outcomes.push(outcome);
+        }
+        world.run();
+        for outcome in outcomes {
+            assert_eq!(outcome.results(), [vec![3; 10_000]], "seed {seed}");
+        }
+    }
+}
+
 #[test]
 fn programs_that_differ_are_found_out() {
     let mut world = World::new(2, 4);
