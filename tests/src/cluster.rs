@@ -23,6 +23,8 @@ pub struct Cluster {
     pub proxy: String,
     status: SocketAddr,
     workers: Vec<SocketAddr>,
+    /// Stop the workers one by one.
+    stops: Vec<CancellationToken>,
     stop: CancellationToken,
 }
 
@@ -96,6 +98,7 @@ impl Cluster {
         .expect("no panic")
         .expect("the CPU plugin is installed; run `make venv` or set WAYSTATION_TEST_PYTHON");
         let mut addresses = Vec::new();
+        let mut stops = Vec::new();
         for task in 0..workers {
             let listener = listener();
             addresses.push(listener.local_addr().expect("bound"));
@@ -116,7 +119,9 @@ impl Cluster {
                 limits: waystation_worker::Limits::default(),
             };
             change_worker(&mut config);
-            tokio::spawn(waystation_worker::serve(config, stop.clone()));
+            let own = stop.child_token();
+            tokio::spawn(waystation_worker::serve(config, own.clone()));
+            stops.push(own);
         }
         let listener = listener();
         let proxy = listener.local_addr().expect("bound").to_string();
@@ -130,8 +135,15 @@ impl Cluster {
             proxy,
             status,
             workers: addresses,
+            stops,
             stop,
         }
+    }
+
+    /// Ends a worker.
+    pub fn lose(&mut self, worker: usize) {
+        self.stops[worker].cancel();
+        self.workers.remove(worker);
     }
 
     /// Connects a client.

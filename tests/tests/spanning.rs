@@ -1,0 +1,375 @@
+//! Programs that span workers, where several clients share them: whatever they send, nothing gets stuck and nothing goes wrong
+//! for those that have no part in it.
+//!
+//! `WAYSTATION_SOAK=1` (set by `make soak`) runs it at full length.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use waystation_client::{Client, Error, Request, Response, request};
+use waystation_proto::xla::{
+    OpSharding,
+    ifrt::{
+        ShapeProto, ShardingProto,
+        proxy::{
+            AssembleArrayFromSingleDeviceArraysRequest, CheckValueReadyRequest, CopyArraysRequest,
+            DestructArrayRequest, DisassembleIntoSingleDeviceArraysRequest,
+            LoadedExecutableDestructRequest,
+        },
+    },
+    op_sharding,
+};
+use waystation_tests::{cluster::Cluster, shards::shards};
+
+const INVALID_ARGUMENT: Option<i32> = Some(3);
+const DATA_LOSS: Option<i32> = Some(15);
+
+/// The mean of all four elements and one, everywhere. An all-reduce over four devices.
+const MEAN_AND_ONE: &str =
+    "module @jit_mean attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
+  func.func public @main(%arg0: tensor<4xf32> {mhlo.sharding = \"{devices=[4]<=[4]}\"})
+      -> (tensor<4xf32> {mhlo.sharding = \"{devices=[4]<=[4]}\"}) {
+    %zero = stablehlo.constant dense<0.0> : tensor<f32>
+    %sum = stablehlo.reduce(%arg0 init: %zero) applies stablehlo.add across dimensions = [0]
+      : (tensor<4xf32>, tensor<f32>) -> tensor<f32>
+    %quarter = stablehlo.constant dense<0.25> : tensor<f32>
+    %mean = stablehlo.multiply %sum, %quarter : tensor<f32>
+    %one = stablehlo.constant dense<1.0> : tensor<f32>
+    %next = stablehlo.add %mean, %one : tensor<f32>
+    %all = stablehlo.broadcast_in_dim %next, dims = [] : (tensor<f32>) -> tensor<4xf32>
+    return %all : tensor<4xf32> } }";
+
+/// x + 1 on one device.
+const ADD_ONE: &str =
+    "module @jit_add_one { func.func public @main(%arg0: tensor<4xf32>) -> tensor<4xf32> {
+  %0 = stablehlo.constant dense<1.0> : tensor<4xf32>
+  %1 = stablehlo.add %arg0, %0 : tensor<4xf32>
+  return %1 : tensor<4xf32> } }";
+
+fn rounds(many: usize, few: usize) -> usize {
+    match std::env::var_os("WAYSTATION_SOAK") {
+        Some(_) => many,
+        None => few,
+    }
+}
+
+fn floats(values: &[f32]) -> Bytes {
+    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    bytes.into()
+}
+
+async fn compile(client: &Client, program: &str, devices: &[i32]) -> Result<u64, Error> {
+    let request = request::compile(program.as_bytes(), devices);
+    match client.call(request).await? {
+        Response::CompileResponse(compiled) => Ok(compiled.loaded_executable_handle),
+        _ => Err(Error::WrongReply),
+    }
+}
+
+fn in_quarters(devices: &[i32; 4]) -> ShardingProto {
+    let quarters = OpSharding {
+        r#type: op_sharding::Type::Other as i32,
+        tile_assignment_dimensions: vec![4],
+        tile_assignment_devices: vec![0, 1, 2, 3],
+        ..Default::default()
+    };
+    request::sharding(devices, quarters)
+}
+
+/// An array of four values, one on each of the devices, whose bytes are still to come; and the handles for them.
+async fn announce(client: &Client, devices: &[i32; 4]) -> (u64, Vec<u64>) {
+    let mut pieces = Vec::new();
+    for &device in devices {
+        let piece = client.handle();
+        let made = request::make_array(piece, &[1], &[device], None);
+        client.call(made).await.expect("made");
+        pieces.push(piece);
+    }
+    let array = client.handle();
+    let request = AssembleArrayFromSingleDeviceArraysRequest {
+        shape: Some(ShapeProto {
+            version_number: 0,
+            dims: vec![4],
+        }),
+        sharding: Some(in_quarters(devices)),
+        single_device_array_handles: pieces.clone(),
+        result_handle: array,
+        ..Default::default()
+    };
+    let request = Request::AssembleArrayFromSingleDeviceArraysRequest(request);
+    client.call(request).await.expect("assembled");
+    let forgotten = DestructArrayRequest {
+        array_handle: pieces.clone(),
+    };
+    client
+        .call(Request::DestructArrayRequest(forgotten))
+        .await
+        .expect("forgotten");
+    (array, pieces)
+}
+
+async fn put(client: &Client, values: [f32; 4], devices: &[i32; 4]) -> u64 {
+    let (array, pieces) = announce(client, devices).await;
+    for (piece, value) in pieces.into_iter().zip(values) {
+        client.store(piece, floats(&[value])).await.expect("stored");
+    }
+    array
+}
+
+/// The values, or what the array failed with.
+async fn values(client: &Client, array: u64) -> Result<Vec<f32>, Error> {
+    let quarters = shards(client, array, 4).await?;
+    let one = |bytes: Bytes| f32::from_le_bytes(bytes[..].try_into().expect("four bytes"));
+    Ok(quarters.into_iter().map(one).collect())
+}
+
+async fn ready(client: &Client, array: u64) -> Result<Response, Error> {
+    let request = CheckValueReadyRequest {
+        value_handles: vec![array],
+    };
+    client.call(Request::CheckValueReadyRequest(request)).await
+}
+
+/// Executes without waiting; the result's handle.
+async fn execute(client: &Client, program: u64, argument: u64) -> u64 {
+    let result = client.handle();
+    let request = request::execute(program, &[argument], &[result], 1);
+    drop(client.send(request).await);
+    result
+}
+
+async fn forget(client: &Client, array: u64) {
+    let request = DestructArrayRequest {
+        array_handle: vec![array],
+    };
+    drop(client.send(Request::DestructArrayRequest(request)).await);
+}
+
+/// Stuck is what takes longer than this.
+async fn in_time<T>(work: impl Future<Output = T>) -> T {
+    let limit = Duration::from_secs(600);
+    tokio::time::timeout(limit, work)
+        .await
+        .expect("it is stuck")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_program_over_two_workers_runs_wherever_its_partitions_lie() {
+    let cluster = Cluster::start(2, 2).await;
+    let client = cluster.client().await;
+    for devices in [[0, 1, 2, 3], [2, 0, 3, 1], [3, 2, 1, 0]] {
+        let program = compile(&client, MEAN_AND_ONE, &devices)
+            .await
+            .expect("compiles");
+        let mut array = put(&client, [1.0, 2.0, 3.0, 6.0], &devices).await;
+        for _ in 0..10 {
+            array = execute(&client, program, array).await;
+        }
+        let found = in_time(values(&client, array)).await.expect("there");
+        assert_eq!(found, [13.0; 4], "{devices:?}");
+        let unload = LoadedExecutableDestructRequest {
+            loaded_executable_handle: program,
+            ..Default::default()
+        };
+        let unload = Request::LoadedExecutableDestructRequest(unload);
+        client.call(unload).await.expect("known");
+    }
+}
+
+/// One client's rounds: launches in a row, with work of its own on one worker's devices in between, which gives the other client's
+/// launches every chance to come before its own on one worker and behind them on the other.
+async fn share(client: Client, devices: [i32; 4], busy: i32, rounds: usize) {
+    let program = compile(&client, MEAN_AND_ONE, &devices)
+        .await
+        .expect("compiles");
+    let local = compile(&client, ADD_ONE, &[busy]).await.expect("compiles");
+    let own = client.handle();
+    client.store(own, floats(&[0.0; 4])).await.expect("stored");
+    let made = request::make_array(own, &[4], &[busy], None);
+    client.call(made).await.expect("made");
+    let mut array = put(&client, [0.0; 4], &devices).await;
+    let mut own = own;
+    for round in 1..=rounds {
+        let next = execute(&client, program, array).await;
+        forget(&client, std::mem::replace(&mut array, next)).await;
+        for _ in 0..round % 4 {
+            let next = execute(&client, local, own).await;
+            forget(&client, std::mem::replace(&mut own, next)).await;
+        }
+        if round % 97 == 0 {
+            // Now and then all of it goes to the other worker's devices and back.
+            for order in [[devices[3], devices[2], devices[1], devices[0]], devices] {
+                let moved = client.handle();
+                let request = CopyArraysRequest {
+                    array_handles: vec![array],
+                    device_ids: order.to_vec(),
+                    result_handles: vec![moved],
+                    ..Default::default()
+                };
+                drop(client.send(Request::CopyArraysRequest(request)).await);
+                forget(&client, std::mem::replace(&mut array, moved)).await;
+            }
+        }
+        if round % 50 == 0 {
+            in_time(ready(&client, array)).await.expect("ready");
+        }
+    }
+    let found = in_time(values(&client, array)).await.expect("there");
+    assert_eq!(found, [rounds as f32; 4]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_clients_share_two_workers_and_nothing_gets_stuck() {
+    let rounds = rounds(10_000, 500);
+    let cluster = Cluster::start(2, 2).await;
+    let (one, two) = (cluster.client().await, cluster.client().await);
+    let one = tokio::spawn(share(one, [0, 1, 2, 3], 0, rounds));
+    let two = tokio::spawn(share(two, [3, 1, 2, 0], 3, rounds));
+    one.await.expect("no panic");
+    two.await.expect("no panic");
+    cluster.wait_until_empty(Duration::from_secs(10)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_input_that_fails_on_one_worker_fails_the_launch_on_all_and_no_other() {
+    let cluster = Cluster::start(2, 2).await;
+    let (client, other) = (cluster.client().await, cluster.client().await);
+    let all = [0, 1, 2, 3];
+    let program = compile(&client, MEAN_AND_ONE, &all)
+        .await
+        .expect("compiles");
+    let theirs = compile(&other, MEAN_AND_ONE, &all).await.expect("compiles");
+    for broken in 0..4 {
+        let (array, pieces) = announce(&client, &all).await;
+        let result = execute(&client, program, array).await;
+        let after = execute(&client, program, result).await;
+        let sound = put(&other, [1.0, 2.0, 3.0, 6.0], &all).await;
+        let sound = execute(&other, theirs, sound).await;
+        for (position, piece) in pieces.into_iter().enumerate() {
+            // Too many bytes for one of the shards.
+            let bytes = vec![1.0; if position == broken { 2 } else { 1 }];
+            client.store(piece, floats(&bytes)).await.expect("stored");
+        }
+        for failed in [result, after] {
+            for position in 0..4 {
+                let error = in_time(piece_of(&client, failed, position)).await;
+                let error = error.expect_err("failed");
+                assert_eq!(
+                    error.code(),
+                    INVALID_ARGUMENT,
+                    "{broken} {position}: {error}"
+                );
+                // The cause is told on the worker that was not the cause, too.
+                let error = error.to_string();
+                assert!(
+                    error.contains("8 bytes came"),
+                    "{broken} {position}: {error}"
+                );
+            }
+        }
+        let found = in_time(values(&other, sound)).await.expect("not theirs");
+        assert_eq!(found, [4.0; 4]);
+    }
+    let array = put(&client, [1.0, 2.0, 3.0, 6.0], &all).await;
+    let array = execute(&client, program, array).await;
+    assert_eq!(
+        in_time(values(&client, array)).await.expect("there"),
+        [4.0; 4]
+    );
+}
+
+/// One of an array's shards.
+async fn piece_of(client: &Client, array: u64, position: usize) -> Result<Bytes, Error> {
+    let handles: Vec<u64> = (0..4).map(|_| client.handle()).collect();
+    let request = DisassembleIntoSingleDeviceArraysRequest {
+        array_handle: array,
+        result_handles: handles.clone(),
+        ..Default::default()
+    };
+    client
+        .call(Request::DisassembleIntoSingleDeviceArraysRequest(request))
+        .await?;
+    let buffer = client.handle();
+    client
+        .call(request::copy_to_host(handles[position], buffer))
+        .await?;
+    client.lookup(buffer).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_vanish_amid_launches_hold_up_nobody() {
+    let cluster = Cluster::start(2, 2).await;
+    let all = [0, 1, 2, 3];
+    let stays = cluster.client().await;
+    let program = compile(&stays, MEAN_AND_ONE, &all).await.expect("compiles");
+    let mut array = put(&stays, [0.0; 4], &all).await;
+    let rounds = rounds(200, 20);
+    for round in 0..rounds {
+        let goes = cluster.client().await;
+        let theirs = compile(&goes, MEAN_AND_ONE, &all).await.expect("compiles");
+        // With every second one, bytes are still to come.
+        let mut chain = match round % 2 {
+            0 => put(&goes, [0.0; 4], &all).await,
+            _ => announce(&goes, &all).await.0,
+        };
+        for _ in 0..10 {
+            chain = execute(&goes, theirs, chain).await;
+        }
+        array = execute(&stays, program, array).await;
+        drop(goes);
+        array = execute(&stays, program, array).await;
+        in_time(ready(&stays, array)).await.expect("ready");
+    }
+    let found = in_time(values(&stays, array)).await.expect("there");
+    assert_eq!(found, [2.0 * rounds as f32; 4]);
+    drop(stays);
+    cluster.wait_until_empty(Duration::from_secs(10)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_worker_fails_what_it_takes_part_in_and_nothing_else() {
+    let mut cluster = Cluster::start(2, 2).await;
+    let client = cluster.client().await;
+    let all = [0, 1, 2, 3];
+    let program = compile(&client, MEAN_AND_ONE, &all)
+        .await
+        .expect("compiles");
+    let local = compile(&client, ADD_ONE, &[1]).await.expect("compiles");
+    let mut array = put(&client, [0.0; 4], &all).await;
+    for _ in 0..50 {
+        array = execute(&client, program, array).await;
+    }
+    in_time(ready(&client, array)).await.expect("ready");
+    let (pending, pieces) = announce(&client, &all).await;
+    let under_way = execute(&client, program, pending).await;
+    cluster.lose(1);
+    for piece in &pieces[..2] {
+        client.store(*piece, floats(&[1.0])).await.expect("stored");
+    }
+    let lost = |error: Error, what: &str| {
+        assert_eq!(error.code(), DATA_LOSS, "{what}: {error}");
+        assert!(
+            error.to_string().contains("slice 0 task 1"),
+            "{what}: {error}"
+        );
+    };
+    // Its parts on the worker that lives, too.
+    for position in 0..4 {
+        let error = in_time(piece_of(&client, under_way, position)).await;
+        lost(error.expect_err("lost"), "under way");
+    }
+    let later = execute(&client, program, array).await;
+    lost(
+        in_time(ready(&client, later)).await.expect_err("lost"),
+        "later",
+    );
+    // What lies on the other worker is there, and it goes on.
+    let half = in_time(piece_of(&client, array, 0)).await.expect("there");
+    assert_eq!(half, floats(&[50.0]));
+    let own = client.handle();
+    client.store(own, floats(&[1.0; 4])).await.expect("stored");
+    let made = request::make_array(own, &[4], &[1], None);
+    client.call(made).await.expect("made");
+    let own = execute(&client, local, own).await;
+    in_time(ready(&client, own)).await.expect("it goes on");
+}
