@@ -19,25 +19,25 @@ TAG = "jax-0.12.0.1"
 IMAGES = {SERVER: "server", PROXY: "proxy_server", SIDECAR: "sidecar"}
 
 
-def generated(location, tpu_type, topology, slices, url, over, **options):
+def generated(location, tpu_type, topology, slices, url, **options):
     made = jobset.PathwaysJobSet(
         name="train", namespace="default", pathways_dir="gs://shared/pathways", tpu_type=tpu_type, topology=topology,
         num_slices=slices, pathways_version=TAG, pathways_rm_and_worker_image=SERVER, pathways_proxy_image=PROXY, **options,
     )  # fmt: skip
     made.add_user_workload(
-        image="user/train", command=["python", str(CLIENTS / "deployed.py"), location, over],
+        image="user/train", command=["python", str(CLIENTS / "deployed.py"), location],
         # Where the user's own libraries find the bucket.
         env={"ENABLE_PATHWAYS_PERSISTENCE": "1", **gcs.orbax_environment(url)},
     )  # fmt: skip
     return made
 
 
-# (TPU type, topology, slices, machines a slice, devices of a machine, devices to train over)
-SHAPES = [("v6e", "2x2", 1, 1, 4, "all"), ("v5p", "2x2x2", 2, 2, 4, "worker")]
+# (TPU type, topology, slices, machines a slice, devices of a machine)
+SHAPES = [("v6e", "2x2", 1, 1, 4), ("v5p", "2x2x2", 2, 2, 4)]
 
 
-@pytest.mark.parametrize("tpu_type,topology,slices,tasks,devices,over", SHAPES)
-def test_a_jobset_trains_and_saves(tmp_path, tpu_type, topology, slices, tasks, devices, over):
+@pytest.mark.parametrize("tpu_type,topology,slices,tasks,devices", SHAPES)
+def test_a_jobset_trains_and_saves(tmp_path, tpu_type, topology, slices, tasks, devices):
     images = {f"{name}:{TAG}": Image(file) for name, file in IMAGES.items()}
     cluster = Cluster(tmp_path, images, {"WAYSTATION_SIMULATE": "cpu"})
     try:
@@ -46,7 +46,7 @@ def test_a_jobset_trains_and_saves(tmp_path, tpu_type, topology, slices, tasks, 
         # Orbax writes its metadata twice in a second, and gcsfs does not get over the 429 that this costs.
         gcs.order_within(cluster, url, "limits", paced=False)
         cluster.added["STORAGE_EMULATOR_HOST"] = url
-        made = generated("gs://shared/run", tpu_type, topology, slices, url, over)
+        made = generated("gs://shared/run", tpu_type, topology, slices, url)
         if slices > 1:
             made.add_colocated_python(image=f"{SIDECAR}:{TAG}")
         # By way of the file that an operator would apply.

@@ -1,6 +1,6 @@
 """What a user's container runs in a deployment: trains over all devices, saves, restores, and tells what it saw.
 
-    deployed.py LOCATION [all|worker]   over which devices: all, or those of the first worker
+    deployed.py LOCATION
 """
 
 import json
@@ -13,17 +13,15 @@ import optax
 import orbax.checkpoint as ocp
 import pathwaysutils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from orbax.checkpoint._src.multihost import pathways
 
 WIDTH, BATCH, STEPS = 16, 32, 40
 
 
-def main(location, over="all"):
+def main(location):
     pathwaysutils.initialize()
     handler = type(ocp.type_handlers.get_type_handler(jax.Array)).__name__
     assert handler == "CloudPathwaysArrayHandler", handler
-    (of_first, *_) = pathways.group_devices_by_worker(jax.devices()).values()
-    mesh = Mesh(np.array(jax.devices() if over == "all" else of_first), ("data",))
+    mesh = Mesh(np.array(jax.devices()), ("data",))
     by_rows, everywhere = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
     optimiser = optax.adam(0.05)
     random = np.random.default_rng(0)
@@ -70,4 +68,4 @@ def main(location, over="all"):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])
