@@ -6,6 +6,7 @@
 mod anew;
 mod args;
 mod argv;
+mod ask;
 mod cache_args;
 mod checkpoint_args;
 mod cluster;
@@ -36,6 +37,7 @@ mod simulate;
 mod size;
 mod telemetry;
 mod threads;
+mod tpu;
 mod worker_cache;
 mod xla_flags;
 

@@ -3,20 +3,11 @@
 //! What a cluster shall consist of is known to the resource manager alone (`--instance_type`); so a worker that simulates
 //! asks it before it makes any device.
 
-use std::time::Duration;
-
-use tokio_util::sync::CancellationToken;
 use waystation_pjrt::OptionValue;
-use waystation_scheduler::{InstanceType, client};
+use waystation_scheduler::InstanceType;
 use waystation_worker::Simulated;
 
-use crate::{
-    error::{Failure, chain},
-    lifetime,
-};
-
-/// Between two tries to ask the resource manager.
-const PAUSE: Duration = Duration::from_millis(500);
+use crate::{ask, error::Failure};
 
 /// What takes the places of accelerators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -74,41 +65,15 @@ impl Part {
     }
 }
 
-/// Asks the resource manager at `manager` until it answers; none when the process was told to end meanwhile. Must not be
-/// called within a runtime.
+/// The part of a worker, by what the resource manager was told; none when the process was told to end before that was heard.
 ///
 /// # Errors
 /// [`Failure::usage`] when nobody said what the slices are, or when they have no such worker.
 pub(crate) fn part(manager: &str, task: u32, parent_stdin: bool) -> Result<Option<Part>, Failure> {
-    let mut part = None;
-    lifetime::run(parent_stdin, async |stop| {
-        if let Some(asked) = ask(manager, &stop).await {
-            part = Some(Part::of(&read(&asked)?, task)?);
-        }
-        Ok(())
-    })?;
-    Ok(part)
-}
-
-/// The instance type as the resource manager has it.
-async fn ask(manager: &str, stop: &CancellationToken) -> Option<String> {
-    let mut said = String::new();
-    loop {
-        match client::status(manager).await {
-            Ok(status) => return Some(status.instance_type),
-            Err(error) => {
-                let error = chain(&error);
-                if error != said {
-                    tracing::warn!(error, "what to simulate is not known yet, asking again");
-                    said = error;
-                }
-            }
-        }
-        tokio::select! {
-            () = stop.cancelled() => return None,
-            () = tokio::time::sleep(PAUSE) => {}
-        }
-    }
+    let Some(status) = ask::status(manager, parent_stdin)? else {
+        return Ok(None);
+    };
+    Part::of(&read(&status.instance_type)?, task).map(Some)
 }
 
 fn read(asked: &str) -> Result<InstanceType, Failure> {

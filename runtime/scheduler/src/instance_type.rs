@@ -171,7 +171,13 @@ impl InstanceType {
         })
     }
 
-    fn host_grid(&self) -> [u32; 3] {
+    /// Chips of a machine, along x, y, z.
+    pub fn host(&self) -> [u32; 3] {
+        self.host
+    }
+
+    /// Machines of a slice, along x, y, z.
+    pub fn host_grid(&self) -> [u32; 3] {
         [0, 1, 2].map(|axis| self.topology[axis] / self.host[axis])
     }
 }
