@@ -80,3 +80,19 @@ def test_workers_restore_from_a_bucket_what_plain_orbax_wrote(double, on_double,
     checks = Checks(*cluster.run_client([CLIENTS / "restoring.py"], env={**environment, "CHECKPOINTS": folder}))
     checks.judge(name_in(folder, double))
     assert cluster.totals()["restored_bytes"] > before
+
+
+def test_workers_save_and_restore_on_s3(tmp_path):
+    with gcs.double(tmp_path, "shared") as url:
+        flags = ["--workers=2", "--devices_per_worker=4"]
+        cluster = Cluster(tmp_path, *flags, environment=gcs.s3_environment(url))
+        try:
+            environment = {"SCRATCH": "s3://shared/team/step", "S3_ENDPOINT": url}
+            checks = Checks(*cluster.run_client([CLIENTS / "on_s3.py"], env=environment))
+            for name in ("saved_and_restored", "read_plainly"):
+                checks.judge(name)
+        finally:
+            cluster.stop()
+        written = gcs.order(url, "state", "GET")["buckets"]["shared"]["objects"]
+        assert "team/step/params.w/.zarray" in written, sorted(written)
+        assert {call["method"] for call in order(url, "log", "GET")} <= {"GET", "HEAD", "PUT"}, "and nothing is deleted"
