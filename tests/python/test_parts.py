@@ -1,6 +1,7 @@
 """The parts of a cluster started by hand, and what devices show of where they are."""
 
 import json
+import sys
 import urllib.error
 import urllib.request
 
@@ -9,6 +10,7 @@ from parts import parts, up
 
 DESCRIBE = CONNECT + """
 import json
+import sys
 from orbax.checkpoint import multihost
 print("@@" + json.dumps({
     "devices": [
@@ -155,3 +157,32 @@ def test_every_part_says_how_it_is(tmp_path):
         status = wait_for(there, 60, "the worker has registered")
         assert status["instance_type"] == "cpu:2" and status["workers"][0]["devices"] == 2
         wait_for(lambda: json.loads(page(proxys, "/status")[1])["ready"], 60, "the proxy has its worker")
+
+
+def test_libtpu_is_told_of_the_other_machines_and_slices(tmp_path):
+    """There is no TPU here: what its library would find in the environment is what the worker's other helper finds there."""
+    spy = tmp_path / "python"
+    spy.write_text(f'#!/bin/sh\nenv > "{tmp_path}/environment"\nexec "{sys.executable}" "$@"\n')
+    spy.chmod(0o755)
+    deployed = {
+        "WAYSTATION_PYTHON": str(spy), "WAYSTATION_PJRT_PLUGIN": "tpu", "JOBSET_NAME": "train",
+        "REPLICATED_JOB_NAME": "pathways-worker", "MEGASCALE_SLICE_ID": "1", "JOB_COMPLETION_INDEX": "1",
+        "MEGASCALE_COORDINATOR_ADDRESS": "train-pathways-head-0-0.train", "TPU_PROCESS_PORT": "9",
+    }  # fmt: skip
+    with parts(tmp_path) as made:
+        made.start("manager", "resource-manager", "--slices=2", "--instance_type=tpuv5:2x2x2")
+        manager = f"--resource_manager_address={made.addresses('manager')[0]}"
+        worker = made.start("worker", "worker", manager, environment=deployed)
+        assert worker.wait(60) == 64 and "libtpu" in made.log("worker"), made.log("worker")
+    found = dict(line.split("=", 1) for line in (tmp_path / "environment").read_text().splitlines() if "=" in line)
+    assert {name: value for name, value in found.items() if name.startswith(("TPU_", "CLOUD_TPU_", "MEGASCALE_"))} == {
+        "TPU_CHIPS_PER_PROCESS_BOUNDS": "2,2,1",
+        "TPU_PROCESS_BOUNDS": "1,1,2",
+        "CLOUD_TPU_TASK_ID": "1",
+        "TPU_PROCESS_ADDRESSES": "train-pathways-worker-1-0.train:8471,train-pathways-worker-1-1.train:8471",
+        # As the machine had it.
+        "TPU_PROCESS_PORT": "9",
+        "MEGASCALE_NUM_SLICES": "2",
+        "MEGASCALE_SLICE_ID": "1",
+        "MEGASCALE_COORDINATOR_ADDRESS": "train-pathways-worker-0-0.train",
+    }

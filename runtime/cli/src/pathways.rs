@@ -16,7 +16,7 @@ pub(crate) const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ),
     (
         "enable_metrics_collection",
-        "counters are always at the proxy's /status",
+        "counters are at the proxy's --status_port",
     ),
     (
         "enforce_kernel_ipv6_support",
