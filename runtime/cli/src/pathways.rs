@@ -24,7 +24,7 @@ pub(crate) const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ),
     (
         "num_elastic_slices",
-        "slices that may be missing are not built yet",
+        "the proxy is told which slices may be missing",
     ),
     ("pathways_compilation_mode", OLD),
     ("pathways_device_type", OLD),
@@ -42,10 +42,7 @@ pub(crate) const WITHOUT_EFFECT: &[(&str, &str)] = &[
         "host staging is the plugin's",
     ),
     ("tpu_premapped_buffer_size", "host staging is the plugin's"),
-    (
-        "virtual_slices",
-        "a proxy gets all slices of its resource manager",
-    ),
+    ("virtual_slices", "the proxy is told which slices it gets"),
     ("vmodule", "use WAYSTATION_LOG"),
 ];
 
@@ -67,6 +64,8 @@ const SCRATCH: (&str, &str) = (
 
 /// Of these flags, what the resource manager obeys.
 const MANAGERS: &str = "enable_gcs_olm";
+/// Of these flags, what the proxy obeys.
+const PROXYS: [&str; 2] = ["num_elastic_slices", "virtual_slices"];
 
 const COLOCATED: &str = "colocated Python is not built yet";
 const OLD: &str = "it belongs to older Pathways releases";
@@ -156,6 +155,7 @@ fn note(image: Image, name: &str) -> Option<&'static str> {
     let known = WITHOUT_EFFECT.iter().chain(scratch);
     known
         .filter(|(known, _)| image != Image::ResourceManager || *known != MANAGERS)
+        .filter(|(known, _)| image != Image::Proxy || !PROXYS.contains(known))
         .find(|(known, _)| *known == name || *known == positive)
         .map(|(_, note)| *note)
         .or_else(|| {

@@ -54,6 +54,11 @@ impl Shard {
         }
     }
 
+    /// Why it is lost, when it is: with its worker. Strings are here.
+    pub(crate) fn lost(&self) -> Option<Status> {
+        self.link.lost().filter(|_| self.strings.is_none())
+    }
+
     /// Its strings.
     ///
     /// # Errors

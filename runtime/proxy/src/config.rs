@@ -24,6 +24,10 @@ pub struct Config {
     pub status_listener: Option<TcpListener>,
     /// `host:port` of the resource manager.
     pub resource_manager: String,
+    /// Types of the slices that the proxy takes out of the resource manager's ("tpuv6e:2x2"), one each; empty: all it has.
+    pub virtual_slices: Vec<String>,
+    /// So many slices may be missing, at the start too; their devices are shown all the same.
+    pub elastic_slices: u32,
     /// Upper bound, in bytes, of host buffers waiting in memory; what comes above it waits in an unlinked file.
     pub host_buffer_memory_bytes: u64,
     /// Sessions open at a time; more are refused.
@@ -66,6 +70,8 @@ impl Config {
             unix_listener: None,
             status_listener: None,
             resource_manager,
+            virtual_slices: Vec::new(),
+            elastic_slices: 0,
             host_buffer_memory_bytes: DEFAULT_HOST_BUFFER_MEMORY_BYTES,
             max_sessions: DEFAULT_MAX_SESSIONS,
             keepalive_interval: Duration::from_secs(60),

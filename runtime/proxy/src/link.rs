@@ -5,7 +5,9 @@
 //! sessions take turns. When the worker does not keep up, `send` waits, the session stops reading its client, and HTTP/2's
 //! windows slow the client down.
 //!
-//! A lost worker ends the wire: every reply that is awaited, and every later request, fails with DATA_LOSS.
+//! A lost worker ends the wire: every reply that is awaited, and every later request, fails with DATA_LOSS. So does every later
+//! request to one that says it is to end; what was asked for before is still waited for. A place without a worker has a link
+//! whose wire was never alive.
 
 mod gang;
 mod queue;
@@ -15,12 +17,12 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio_stream::StreamExt as _;
 use tonic::transport::{Channel, Endpoint};
 use waystation_proto::{
@@ -64,9 +66,10 @@ impl Ids {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Pending {
     waiting: HashMap<u64, oneshot::Sender<Result<reply::Reply, Status>>>,
+    /// What requests fail with.
     dead: Option<Status>,
 }
 
@@ -78,6 +81,10 @@ struct Wire {
     /// The worker's memory, where this process can reach it.
     local: Option<LocalMemory>,
     pending: Mutex<Pending>,
+    /// Whether `pending` says so.
+    dead: AtomicBool,
+    /// Told of the death.
+    deaths: Arc<Notify>,
     gang: Arc<Gang>,
     /// The worker's number in the gang.
     process: u32,
@@ -106,14 +113,28 @@ pub(crate) struct Link {
     lane: Lane,
 }
 
-/// A channel to a worker with the settings all our links use.
-fn endpoint(address: &str) -> Result<Endpoint, Status> {
+/// How a proxy dials its workers.
+#[derive(Clone, Debug)]
+pub(crate) struct Dial {
+    /// How long a silent worker counts as alive.
+    pub(crate) lease: Duration,
+    /// Whether bytes may go through memory where the worker is on this machine.
+    pub(crate) local_transfers: bool,
+    /// Told when a worker is lost.
+    pub(crate) deaths: Arc<Notify>,
+}
+
+/// A channel to a worker with the settings all our links use. A worker that has hung, or is cut off, does not answer pings.
+fn endpoint(address: &str, lease: Duration) -> Result<Endpoint, Status> {
     Ok(Endpoint::from_shared(format!("http://{address}"))
         .map_err(|e| {
             status::invalid_argument(format!("worker address '{address}' is not host:port: {e}"))
         })?
         .tcp_nodelay(true)
         .connect_timeout(CONNECT_TIMEOUT)
+        .http2_keep_alive_interval(lease / 2)
+        .keep_alive_timeout(lease / 2)
+        .keep_alive_while_idle(true)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .initial_stream_window_size(STREAM_WINDOW_BYTES))
 }
@@ -137,13 +158,15 @@ impl Link {
         address: String,
         epoch: u64,
         device_ids: Vec<i32>,
+        attempt: u64,
         gang: &Arc<Gang>,
-        local_transfers: bool,
+        dial: Dial,
     ) -> Result<Arc<Self>, Status> {
         let lost = |e: tonic::transport::Error| status::worker_lost(&name, &e.to_string());
         // Bulk data has its own connection, so that it never shares flow control with small ops.
-        let control = endpoint(&address)?.connect().await.map_err(lost)?;
-        let data = endpoint(&address)?.connect().await.map_err(lost)?;
+        let endpoint = endpoint(&address, dial.lease)?;
+        let control = endpoint.connect().await.map_err(lost)?;
+        let data = endpoint.connect().await.map_err(lost)?;
         let process = gang.next_process();
         let queue = Queue::new(Arc::clone(gang));
         let attach = op::Op::Attach(Attach {
@@ -151,6 +174,7 @@ impl Link {
             link_version: LINK_VERSION,
             build_id: BUILD_ID.to_owned(),
             device_ids,
+            attempt,
             process,
             collectives_secret: gang.secret(),
         });
@@ -178,7 +202,7 @@ impl Link {
         };
         let local = attached
             .local_memory
-            .filter(|_| local_transfers)
+            .filter(|_| dial.local_transfers)
             .and_then(|announced| match LocalMemory::reach(&announced) {
                 Ok(local) => Some(local),
                 Err(why) => {
@@ -197,10 +221,9 @@ impl Link {
             queue: Arc::clone(&queue),
             data: client(data),
             local,
-            pending: Mutex::new(Pending {
-                waiting: HashMap::new(),
-                dead: None,
-            }),
+            pending: Mutex::default(),
+            dead: AtomicBool::new(false),
+            deaths: dial.deaths,
             gang: Arc::clone(gang),
             process,
             cannot_span,
@@ -213,7 +236,7 @@ impl Link {
             let why = loop {
                 match replies.next().await {
                     Some(Ok(reply)) => match reader.upgrade() {
-                        Some(wire) => wire.deliver(reply),
+                        Some(wire) => wire.deliver(&worker, reply),
                         None => return,
                     },
                     Some(Err(e)) => break e.message().to_owned(),
@@ -228,6 +251,41 @@ impl Link {
         Ok(Arc::new(Self {
             name: name.into(),
             address: address.into(),
+            epoch,
+            lane: Lane::open(&wire.queue, OWN_LANE),
+            wire,
+        }))
+    }
+
+    /// The link of a place that has no worker: everything fails with DATA_LOSS.
+    ///
+    /// # Errors
+    /// None that can come.
+    pub(crate) fn to_nobody(
+        name: String,
+        epoch: u64,
+        why: &str,
+        gang: &Arc<Gang>,
+        dial: Dial,
+    ) -> Result<Arc<Self>, Status> {
+        let queue = Queue::new(Arc::clone(gang));
+        // Nobody listens there; nothing is dialled before it is asked for.
+        let data = endpoint("127.0.0.1:0", dial.lease)?.connect_lazy();
+        let wire = Arc::new(Wire {
+            queue,
+            data: client(data),
+            local: None,
+            pending: Mutex::default(),
+            dead: AtomicBool::new(false),
+            deaths: dial.deaths,
+            gang: Arc::clone(gang),
+            process: gang.next_process(),
+            cannot_span: None,
+        });
+        wire.die(&name, why);
+        Ok(Arc::new(Self {
+            name: name.into(),
+            address: "".into(),
             epoch,
             lane: Lane::open(&wire.queue, OWN_LANE),
             wire,
@@ -304,12 +362,25 @@ impl Link {
 
     /// True once the worker is lost.
     pub(crate) fn is_dead(&self) -> bool {
-        lock(&self.wire.pending).dead.is_some()
+        self.wire.dead.load(Relaxed)
     }
 
-    /// Why the worker is lost, once it is.
+    /// Why the worker is lost, once it is: what requests fail with.
     pub(crate) fn lost(&self) -> Option<Status> {
+        if !self.is_dead() {
+            return None;
+        }
         lock(&self.wire.pending).dead.clone()
+    }
+
+    /// The worker is lost, as the resource manager says.
+    pub(crate) fn lose(&self, why: &str) {
+        self.wire.die(&self.name, why);
+    }
+
+    /// Whether both are ways over one connection.
+    pub(crate) fn is_same_wire(&self, other: &Link) -> bool {
+        Arc::ptr_eq(&self.wire, &other.wire)
     }
 
     /// Forgets a shard. Never waits.
@@ -343,10 +414,16 @@ impl Link {
 }
 
 impl Wire {
-    fn deliver(&self, reply: Reply) {
+    fn deliver(&self, name: &str, reply: Reply) {
         let (id, result) = match reply.reply {
             Some(reply::Reply::Taken(taken)) => {
                 self.queue.credit(taken.ops);
+                return;
+            }
+            Some(reply::Reply::Leaving(_)) => {
+                tracing::info!(worker = %name, "the worker has been told to end");
+                self.refuse(status::worker_lost(name, "it has been told to end"));
+                self.end_when_drained();
                 return;
             }
             Some(reply) => match split(reply) {
@@ -355,30 +432,52 @@ impl Wire {
             },
             None => return,
         };
-        if let Some(sender) = lock(&self.pending).waiting.remove(&id) {
+        let sender = lock(&self.pending).waiting.remove(&id);
+        if let Some(sender) = sender {
             // Nobody may be waiting any more: a session that ended.
             let _ = sender.send(result);
+            if self.dead.load(Relaxed) {
+                self.end_when_drained();
+            }
+        }
+    }
+
+    /// Later requests fail; the first reason stays.
+    fn refuse(&self, status: Status) {
+        lock(&self.pending).dead.get_or_insert(status);
+        self.dead.store(true, Relaxed);
+        self.deaths.notify_one();
+    }
+
+    /// Ends the op stream of a worker that leaves, when nothing of it is waited for.
+    fn end_when_drained(&self) {
+        if lock(&self.pending).waiting.is_empty() {
+            self.queue.close();
         }
     }
 
     fn die(&self, name: &str, why: &str) {
-        let status = status::worker_lost(name, why);
-        self.gang.leave(self.process);
-        let waiting = {
+        self.refuse(status::worker_lost(name, why));
+        let (waiting, status) = {
             let mut pending = lock(&self.pending);
-            pending.dead = Some(status.clone());
-            std::mem::take(&mut pending.waiting)
+            (std::mem::take(&mut pending.waiting), pending.dead.clone())
         };
+        let status = status.unwrap_or_else(|| status::worker_lost(name, why));
         for (_, sender) in waiting {
             let _ = sender.send(Err(status.clone()));
         }
+        // A worker that is alive after all frees what it has.
+        self.queue.close();
+        self.gang.leave(self.process);
     }
 }
 
 /// The number and outcome of a reply; `None` for one that answers nothing.
 fn split(reply: reply::Reply) -> Option<(u64, Result<reply::Reply, Status>)> {
     let (id, status) = match &reply {
-        reply::Reply::Attached(_) | reply::Reply::Taken(_) => return None,
+        reply::Reply::Attached(_) | reply::Reply::Taken(_) | reply::Reply::Leaving(_) => {
+            return None;
+        }
         reply::Reply::CompileDone(done) => (done.request, done.status.clone()),
         reply::Reply::WatchDone(done) => (done.watch, done.status.clone()),
         reply::Reply::ReadDone(done) => (done.transfer, done.status.clone()),

@@ -14,7 +14,7 @@ use waystation_scheduler::patient;
 use crate::{
     Config, Error,
     bulk::Bulk,
-    cluster,
+    cluster::{self, Follow},
     counters::Counters,
     flags::{Flags, Verdict},
     front::Front,
@@ -52,16 +52,18 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
     let usages = Arc::new(Usages::default());
     let ids = Arc::new(Ids::new());
     let (sender, verdict) = oneshot::channel();
-    let cluster = cluster::follow(
-        config.resource_manager,
-        address.to_string(),
-        Gang::new().map_err(Error::Random)?,
-        Arc::clone(&ids),
-        Flags::new(config.xla_flags.clone()),
-        sender,
-        config.local_transfers,
-        shutdown.clone(),
-    );
+    let cluster = cluster::follow(Follow {
+        resource_manager: config.resource_manager,
+        proxy: address.to_string(),
+        virtual_slices: config.virtual_slices,
+        elastic_slices: config.elastic_slices,
+        gang: Gang::new().map_err(Error::Random)?,
+        ids: Arc::clone(&ids),
+        flags: Flags::new(config.xla_flags.clone()),
+        verdict: sender,
+        local_transfers: config.local_transfers,
+        shutdown: shutdown.clone(),
+    });
     let recording = config.recording.as_ref();
     let recorder = recording.map(|recording| Arc::clone(&recording.recorder));
     let status_page = config.status_listener.map(|listener| {

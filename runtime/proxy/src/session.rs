@@ -137,6 +137,7 @@ pub(crate) struct Session {
     /// Names the session towards workers.
     number: u64,
     cluster: Option<Arc<Cluster>>,
+    clusters: ClusterWatch,
     values: HashMap<u64, Value>,
     host_buffers: Arc<HostBuffers>,
     tables: Arc<Tables>,
@@ -163,6 +164,7 @@ impl Session {
         let (replies, stream) = Replies::new(Arc::clone(&destroyed));
         let session = Self {
             number,
+            clusters: shared.cluster.clone(),
             usage: shared.usages.open(number, &tables),
             tables,
             shared,
@@ -214,6 +216,7 @@ impl Session {
 
     async fn serve(&mut self, request: IfrtRequest) {
         Counters::add(&self.shared.counters.requests, 1);
+        self.renew_cluster();
         let metadata = request.request_metadata.unwrap_or_default();
         let op_id = metadata.op_id;
         // Lives until the reply is sent: what an error names must not be reported as destroyed before it.
@@ -386,7 +389,11 @@ impl Session {
                 for shard in &array.shards {
                     context.depends_on(&shard.context);
                 }
-                Ok(array)
+                // A worker that has come back to the place knows nothing of it.
+                match array.shards.iter().find_map(|shard| shard.lost()) {
+                    Some(lost) => Err(lost),
+                    None => Ok(array),
+                }
             }
         }
     }

@@ -43,6 +43,11 @@ pub(crate) fn worker_lost(worker: &str, why: &str) -> Status {
     )
 }
 
+/// Whether it says that a worker is gone.
+pub(crate) fn is_worker_lost(status: &Status) -> bool {
+    status.code == Code::DataLoss as i32
+}
+
 /// What failed at one of several workers, with its name.
 pub(crate) fn at_worker(mut status: Status, worker: &str) -> Status {
     // A lost worker's says whose it is.

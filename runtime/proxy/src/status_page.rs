@@ -132,11 +132,11 @@ async fn status(State(page): State<Page>) -> Json<Status> {
         build: waystation_proto::BUILD_ID,
         ready: cluster.is_some() && links.iter().all(|link| !link.is_dead()),
         progress,
-        devices: cluster.as_ref().map_or(0, |c| c.devices.len()),
+        devices: cluster.as_ref().map_or(0, |c| c.devices.all.len()),
         simulated: cluster
             .as_ref()
-            .filter(|c| !c.simulated.is_empty())
-            .map(|c| format!("SIMULATED {}", c.simulated)),
+            .filter(|c| !c.devices.simulated.is_empty())
+            .map(|c| format!("SIMULATED {}", c.devices.simulated)),
         queued_ops: links.iter().map(|link| link.queued()).sum(),
         proxy: page.counters.snapshot(),
         recorded: page.recorder.as_ref().map(|recorder| recorder.counts()),

@@ -63,8 +63,8 @@ pub enum Error {
 ///
 /// While the resource manager cannot be reached the last allotment stays in place: it is off the data path, and workers
 /// are used without it. After a reconnect the next allotment has the same epoch, or a greater one when another proxy had
-/// the workers meanwhile; then all that this proxy had on them is gone. An allotment with `epoch == 0` has
-/// no workers: another proxy holds them, `progress` says which. When this proxy is refused (another link version) that
+/// the slices meanwhile; then all that this proxy had on them is gone. An allotment with `epoch == 0` has
+/// no workers: the proxy waits for slices, `progress` says for which. When this proxy is refused (another link version) that
 /// is logged and tried again, since the resource manager may be replaced by a matching one.
 ///
 /// Must be called within a tokio runtime. The watch ends, and with it the hold on the workers, when `shutdown` is
@@ -136,6 +136,7 @@ async fn stream_allotments(
     let mut request = request.clone();
     if let Some(last) = allotments.borrow().as_ref() {
         request.resume_epoch = last.epoch;
+        request.resume_slices.clone_from(&last.slices);
     }
     let answer = client.allot(request).await;
     let mut stream = answer

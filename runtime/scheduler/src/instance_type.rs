@@ -127,6 +127,15 @@ pub enum InstanceTypeError {
 }
 
 impl InstanceType {
+    /// Whether both mean the same slices: some types have two names.
+    pub fn is_same(&self, other: &InstanceType) -> bool {
+        let family = |of: &InstanceType| match of.family.name {
+            "tpuv5lite" => "tpuv5e",
+            name => name,
+        };
+        family(self) == family(other) && self.topology == other.topology && self.host == other.host
+    }
+
     /// Whether these are CPU devices.
     pub fn is_cpu(&self) -> bool {
         self.family.name == CPU

@@ -7,9 +7,9 @@
 //!
 //! | file | holds |
 //! | --- | --- |
-//! | `cluster` | who is in which place, and which device ids follow from that (pure) |
+//! | `cluster` | who is in which place, who may be, and which device ids follow from that (pure) |
 //! | `instance_type` | what `tpuv6e:4x4` means: machines, devices, their places (pure) |
-//! | `holds` | which proxy has the workers, who waits, lease epochs (pure) |
+//! | `holds` | which proxy has which slices, who waits, lease epochs (pure) |
 //! | `state` | the two behind one lock, with a change signal |
 //! | `life` | one worker's registration, from Hello to its death |
 //! | `service` | the gRPC adapter |

@@ -40,7 +40,7 @@ pub(crate) async fn watch<S>(
         })?;
         info!(slice = place.0, task = place.1, %address, progress = state.progress(), "worker joined");
         let death = serve_seated(&state, &seated, &mut reports, &orders, lease).await;
-        drop(seated);
+        seated.leave(death.message());
         warn!(slice = place.0, task = place.1, %address, reason = death.message(), progress = state.progress(), "worker gone");
         Err::<(), Status>(death)
     };
@@ -105,19 +105,27 @@ where
             first_device_id = &mut order, if !ordered => {
                 ordered = true;
                 if orders.send(Ok(WorkerOrder { first_device_id })).await.is_err() {
-                    return Status::cancelled("the worker closed its stream");
+                    return Status::cancelled("its stream to the resource manager ended");
                 }
             }
             report = reports.next() => match report {
-                None => return Status::cancelled("the worker closed its stream"),
+                None => return Status::cancelled("its stream to the resource manager ended"),
                 Some(Err(status)) => return status,
                 Some(Ok(WorkerReport { report: Some(Report::Hello(_)) })) => {
                     return Status::invalid_argument("a worker says Hello once a stream");
                 }
-                Some(Ok(_)) => deadline = tokio::time::Instant::now() + lease,
+                Some(Ok(WorkerReport { report: Some(Report::Leaving(_)) })) => {
+                    return Status::cancelled("it has been told to end");
+                }
+                Some(Ok(WorkerReport { report: Some(Report::Beat(beat)) })) => {
+                    seated.serves(beat.lease_epoch);
+                    deadline = tokio::time::Instant::now() + lease;
+                }
+                // A report of a newer build.
+                Some(Ok(WorkerReport { report: None })) => deadline = tokio::time::Instant::now() + lease,
             },
             () = tokio::time::sleep_until(deadline) => {
-                return Status::unavailable(format!("no beat from the worker for {lease:?}"));
+                return Status::unavailable(format!("no beat from it for {lease:?}"));
             }
         }
     }

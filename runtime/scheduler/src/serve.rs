@@ -8,7 +8,11 @@ use tracing::info;
 use waystation_proto::waystation::scheduler::resource_manager_server::ResourceManagerServer;
 
 use crate::{
-    accept::patient, cluster::Cluster, instance_type::InstanceType, service::Service, state::State,
+    InstanceType,
+    accept::patient,
+    cluster::{Cluster, Topology},
+    service::Service,
+    state::State,
 };
 
 /// How long a silent worker counts as alive. Beats come each second; ten of them may be lost on a busy machine.
@@ -29,10 +33,10 @@ pub struct Config {
     pub listener: TcpListener,
     /// Slices of a full cluster, at least 1.
     pub expected_slices: u32,
-    /// What each slice is to be.
-    pub instance_type: Option<InstanceType>,
-    /// Workers of each slice; none: the instance type's machines, or else the first worker's `slice_tasks` decides.
+    /// Workers of each slice; none: what `instance_type` says, or the first worker's `slice_tasks`.
     pub workers_per_slice: Option<u32>,
+    /// What each slice is to be; none: as the first workers are.
+    pub instance_type: Option<InstanceType>,
     /// How long a silent worker counts as alive.
     pub lease: Duration,
 }
@@ -43,8 +47,8 @@ impl Config {
         Config {
             listener,
             expected_slices: 1,
-            instance_type: None,
             workers_per_slice: None,
+            instance_type: None,
             lease: DEFAULT_LEASE,
         }
     }
@@ -57,6 +61,16 @@ pub enum Error {
     /// The listener cannot be used.
     #[error("the resource manager's listener cannot be used")]
     Listener(#[source] std::io::Error),
+    /// The instance type's devices cannot be spread over so many workers.
+    #[error("slices of {instance_type} cannot have {workers} worker(s) each: {why}")]
+    Topology {
+        /// As given.
+        instance_type: String,
+        /// As given.
+        workers: u32,
+        /// What would be right.
+        why: String,
+    },
     /// The HTTP/2 server failed.
     #[error("the resource manager's server failed")]
     Server(#[source] tonic::transport::Error),
@@ -75,19 +89,23 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
     let listener = tokio::net::TcpListener::from_std(config.listener).map_err(Error::Listener)?;
     let address = listener.local_addr().map_err(Error::Listener)?;
     let tasks = TaskTracker::new();
-    let hosts = config.instance_type.as_ref().map(InstanceType::hosts);
-    let workers_per_slice = config.workers_per_slice.or(hosts);
+    let topology = match &config.instance_type {
+        Some(instance_type) => Some(topology(instance_type, config.workers_per_slice)?),
+        None => None,
+    };
+    let cluster = Cluster::new(config.expected_slices, config.workers_per_slice, topology);
     let service = Service {
-        state: State::new(Cluster::new(config.expected_slices, workers_per_slice)),
-        instance_type: config.instance_type.map(|instance| instance.to_string()),
+        state: State::new(cluster, config.lease),
         lease: config.lease,
+        instance_type: config.instance_type.clone(),
         stop: shutdown.clone(),
         tasks: tasks.clone(),
     };
     let service = ResourceManagerServer::new(service)
         .max_decoding_message_size(usize::MAX)
         .max_encoding_message_size(usize::MAX);
-    info!(%address, slices = config.expected_slices, workers_per_slice, "resource manager ready");
+    let instance_type = config.instance_type.map(|kind| kind.to_string());
+    info!(%address, slices = config.expected_slices, instance_type, workers_per_slice = config.workers_per_slice, "resource manager ready");
     // A peer that vanished without closing its connection is found by HTTP/2 pings within the lease.
     let server = Server::builder()
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
@@ -110,4 +128,27 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
     tasks.close();
     info!("resource manager stopped");
     Ok(())
+}
+
+/// The workers of a slice. CPU devices may lie on any number of hosts that divides them; a TPU slice has its machines.
+fn topology(instance_type: &InstanceType, workers: Option<u32>) -> Result<Topology, Error> {
+    let hosts = workers.unwrap_or(instance_type.hosts());
+    let wrong = |why: String| Error::Topology {
+        instance_type: instance_type.to_string(),
+        workers: hosts,
+        why,
+    };
+    if !instance_type.is_cpu() && hosts != instance_type.hosts() {
+        return Err(wrong(format!("it has {}", instance_type.hosts())));
+    }
+    if hosts == 0 || !instance_type.devices().is_multiple_of(hosts) {
+        return Err(wrong(
+            "give a number of workers that divides its devices".to_owned(),
+        ));
+    }
+    Ok(Topology {
+        name: instance_type.to_string(),
+        hosts,
+        devices_per_host: instance_type.devices() / hosts,
+    })
 }

@@ -14,6 +14,8 @@ use waystation_proto::waystation::scheduler::{
 };
 
 use crate::{
+    InstanceType,
+    holds::Wish,
     life,
     state::{Claimed, State},
 };
@@ -27,8 +29,9 @@ const MAX_PROXY_NAME_CHARS: usize = 128;
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) state: Arc<State>,
-    pub(crate) instance_type: Option<String>,
     pub(crate) lease: Duration,
+    /// What each slice is, where that was told.
+    pub(crate) instance_type: Option<InstanceType>,
     pub(crate) stop: CancellationToken,
     pub(crate) tasks: TaskTracker,
 }
@@ -71,11 +74,11 @@ impl ResourceManager for Service {
                 waystation_proto::BUILD_ID
             )));
         }
-        let proxy: String = request.proxy.chars().take(MAX_PROXY_NAME_CHARS).collect();
-        info!(%proxy, holder = self.state.holder(), "proxy asks for the workers");
+        let wish = self.wish(request)?;
+        info!(proxy = %wish.proxy, slices = wish.slices, elastic = wish.elastic, "proxy asks for slices");
         let allotments = Allotments {
             changes: self.state.changes(),
-            claimed: self.state.claim(proxy, request.resume_epoch),
+            claimed: self.state.claim(wish),
             last: None,
         };
         let stop = self.stop.clone();
@@ -89,7 +92,7 @@ impl ResourceManager for Service {
                 }
                 next = allotments.next() => match next {
                     Some(next) => Some((Ok(next), Some((allotments, stop)))),
-                    None => Some((Err(Status::aborted("a newer stream of this proxy holds the workers")), None)),
+                    None => Some((Err(Status::aborted("a newer stream of this proxy holds the slices")), None)),
                 },
             }
         });
@@ -101,13 +104,48 @@ impl ResourceManager for Service {
         _: Request<SchedulerStatusRequest>,
     ) -> Result<Response<SchedulerStatus>, Status> {
         Ok(Response::new(SchedulerStatus {
-            instance_type: self.instance_type.clone().unwrap_or_default(),
+            instance_type: self
+                .instance_type
+                .as_ref()
+                .map_or_else(String::new, ToString::to_string),
             ..self.state.status()
         }))
     }
 }
 
-/// A proxy's view. Dropped by tonic when the proxy's connection ends, which gives the workers back.
+impl Service {
+    /// What a proxy asks for, where this cluster could ever give it.
+    fn wish(&self, request: AllotRequest) -> Result<Wish, Status> {
+        let slices = self.state.slices();
+        let wanted = u32::try_from(request.virtual_slices.len()).unwrap_or(u32::MAX);
+        if wanted > slices {
+            return Err(Status::invalid_argument(format!(
+                "--virtual_slices names {wanted} slices, and this resource manager has {slices} (--instance_count)"
+            )));
+        }
+        for asked in &request.virtual_slices {
+            let asked: InstanceType = asked
+                .parse()
+                .map_err(|error| Status::invalid_argument(format!("--virtual_slices: {error}")))?;
+            if let Some(ours) = &self.instance_type
+                && !ours.is_same(&asked)
+            {
+                return Err(Status::invalid_argument(format!(
+                    "--virtual_slices asks for {asked}, and this resource manager has slices of {ours} (--instance_type)"
+                )));
+            }
+        }
+        Ok(Wish {
+            proxy: request.proxy.chars().take(MAX_PROXY_NAME_CHARS).collect(),
+            slices: (wanted > 0).then_some(wanted),
+            elastic: request.elastic_slices,
+            resume: request.resume_epoch,
+            resume_slices: request.resume_slices,
+        })
+    }
+}
+
+/// A proxy's view. Dropped by tonic when the proxy's connection ends, which gives the slices back.
 struct Allotments {
     changes: tokio::sync::watch::Receiver<u64>,
     claimed: Claimed,

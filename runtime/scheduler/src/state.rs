@@ -2,15 +2,18 @@
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use tokio::sync::watch;
-use waystation_proto::waystation::scheduler::{Allotment, Hello, SchedulerStatus};
+use waystation_proto::waystation::scheduler::{
+    Allotment, AllottedWorker, Hello, SchedulerStatus, allotted_worker::Presence,
+    scheduler_status::Proxy,
+};
 
 use crate::{
     cluster::{Cluster, Member, Refusal},
-    holds::{Claim, Hold, Holds},
+    holds::{Claim, Hold, Holds, View, Wish},
 };
 
 /// Shared by all handlers. The lock is held for short, pure steps only, never over an await.
@@ -18,6 +21,7 @@ use crate::{
 pub(crate) struct State {
     inner: Mutex<Inner>,
     changes: watch::Sender<u64>,
+    lease: Duration,
 }
 
 #[derive(Debug)]
@@ -26,14 +30,28 @@ struct Inner {
     holds: Holds,
 }
 
+impl Inner {
+    fn view(&self) -> View {
+        View {
+            whole: self.cluster.whole(),
+            epochs: self.cluster.epochs(),
+        }
+    }
+
+    fn all(&self) -> Vec<u32> {
+        (0..self.cluster.slices()).collect()
+    }
+}
+
 impl State {
-    pub(crate) fn new(cluster: Cluster) -> Arc<State> {
+    pub(crate) fn new(cluster: Cluster, lease: Duration) -> Arc<State> {
         Arc::new(State {
             inner: Mutex::new(Inner {
+                holds: Holds::new(cluster.slices()),
                 cluster,
-                holds: Holds::default(),
             }),
             changes: watch::Sender::new(0),
+            lease,
         })
     }
 
@@ -45,16 +63,21 @@ impl State {
     /// Seats a worker until the returned guard drops.
     pub(crate) fn join(self: &Arc<Self>, hello: Hello) -> Result<Seated, Refusal> {
         let member = self.lock().cluster.join(hello)?;
-        self.changed();
+        self.members_changed();
         Ok(Seated {
             state: Arc::clone(self),
             member,
+            reason: "its registration was dropped".to_owned(),
         })
     }
 
-    /// Queues a proxy until the returned guard drops. `resume`: the epoch that it held before, or 0.
-    pub(crate) fn claim(self: &Arc<Self>, proxy: String, resume: u64) -> Claimed {
-        let claim = self.lock().holds.claim(proxy, resume, now_ms());
+    /// Queues a proxy until the returned guard drops.
+    pub(crate) fn claim(self: &Arc<Self>, wish: Wish) -> Claimed {
+        let claim = {
+            let mut inner = self.lock();
+            let view = inner.view();
+            inner.holds.claim(wish, &view, now_ms())
+        };
         self.changed();
         Claimed {
             state: Arc::clone(self),
@@ -64,22 +87,54 @@ impl State {
 
     pub(crate) fn status(&self) -> SchedulerStatus {
         let inner = self.lock();
+        let all = inner.all();
+        let here = |worker: &AllottedWorker| worker.presence() == Presence::Here;
+        let proxies = inner.holds.all(&inner.view()).into_iter();
         SchedulerStatus {
             expected_workers: inner.cluster.expected().unwrap_or(0),
-            workers: inner.cluster.workers(),
-            progress: inner.cluster.progress(),
+            workers: inner
+                .cluster
+                .places(&all)
+                .into_iter()
+                .filter(here)
+                .collect(),
+            progress: inner.cluster.progress(&all),
+            proxies: proxies
+                .map(|(name, hold)| match hold {
+                    Hold::Held { slices, .. } => Proxy {
+                        name,
+                        progress: inner.cluster.progress(&slices),
+                        slices,
+                    },
+                    Hold::Waiting(progress) => Proxy {
+                        name,
+                        progress,
+                        slices: Vec::new(),
+                    },
+                })
+                .collect(),
             ..SchedulerStatus::default()
         }
     }
 
-    /// "1 of 2 workers".
+    /// "1 of 2 slices (3 of 4 workers)".
     pub(crate) fn progress(&self) -> String {
-        self.lock().cluster.progress()
+        let inner = self.lock();
+        inner.cluster.progress(&inner.all())
     }
 
-    /// Name of the proxy that has the workers.
-    pub(crate) fn holder(&self) -> Option<String> {
-        self.lock().holds.holder().map(str::to_owned)
+    /// Slices of a full cluster.
+    pub(crate) fn slices(&self) -> u32 {
+        self.lock().cluster.slices()
+    }
+
+    fn members_changed(&self) {
+        {
+            let mut inner = self.lock();
+            let view = inner.view();
+            inner.holds.grant(&view, now_ms());
+        }
+        self.changed();
     }
 
     fn changed(&self) {
@@ -98,6 +153,7 @@ impl State {
 pub(crate) struct Seated {
     state: Arc<State>,
     member: Member,
+    reason: String,
 }
 
 impl Seated {
@@ -105,16 +161,29 @@ impl Seated {
     pub(crate) fn first_device_id(&self) -> Option<i32> {
         self.state.lock().cluster.first_device_id(self.member)
     }
+
+    /// What the worker says of the proxy that it serves.
+    pub(crate) fn serves(&self, lease_epoch: u64) {
+        let news = self.state.lock().cluster.serves(self.member, lease_epoch);
+        if news {
+            self.state.members_changed();
+        }
+    }
+
+    /// Gives the seat up, and says why.
+    pub(crate) fn leave(mut self, reason: &str) {
+        reason.clone_into(&mut self.reason);
+    }
 }
 
 impl Drop for Seated {
     fn drop(&mut self) {
-        self.state.lock().cluster.leave(self.member);
-        self.state.changed();
+        self.state.lock().cluster.leave(self.member, &self.reason);
+        self.state.members_changed();
     }
 }
 
-/// A proxy's claim; dropping it gives the workers back.
+/// A proxy's claim; dropping it gives the slices back.
 #[derive(Debug)]
 pub(crate) struct Claimed {
     state: Arc<State>,
@@ -125,20 +194,27 @@ impl Claimed {
     /// What the proxy may use now; none when a newer stream of it took this one's place.
     pub(crate) fn allotment(&self) -> Option<Allotment> {
         let inner = self.state.lock();
-        Some(match inner.holds.get(self.claim)? {
-            Hold::Held { epoch } => Allotment {
-                complete: inner.cluster.is_complete(),
-                progress: inner.cluster.progress(),
+        let view = inner.view();
+        let lease_ms = u32::try_from(self.state.lease.as_millis()).unwrap_or(u32::MAX);
+        Some(match inner.holds.get(self.claim, &view)? {
+            Hold::Held {
                 epoch,
-                workers: inner.cluster.workers(),
-            },
-            Hold::Waiting { holder, ahead } => Allotment {
-                progress: match ahead {
-                    0 => format!("waiting for the workers: proxy {holder} holds them"),
-                    _ => format!(
-                        "waiting for the workers: proxy {holder} holds them, {ahead} more before this one"
-                    ),
-                },
+                slices,
+                needed,
+            } => {
+                let whole = slices.iter().filter(|slice| view.whole.contains(slice));
+                Allotment {
+                    complete: whole.count() >= needed as usize,
+                    progress: inner.cluster.progress(&slices),
+                    epoch,
+                    workers: inner.cluster.places(&slices),
+                    slices,
+                    lease_ms,
+                }
+            }
+            Hold::Waiting(progress) => Allotment {
+                progress,
+                lease_ms,
                 ..Allotment::default()
             },
         })
@@ -147,7 +223,11 @@ impl Claimed {
 
 impl Drop for Claimed {
     fn drop(&mut self) {
-        self.state.lock().holds.release(self.claim, now_ms());
+        {
+            let mut inner = self.state.lock();
+            let view = inner.view();
+            inner.holds.release(self.claim, &view, now_ms());
+        }
         self.state.changed();
     }
 }

@@ -13,8 +13,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, Streaming};
 use waystation_proto::waystation::scheduler::{
     AllotRequest, Allotment, Hello, WorkerInventory, WorkerOrder, WorkerReport,
-    resource_manager_client::ResourceManagerClient, worker_inventory::Device,
-    worker_report::Report,
+    allotted_worker::Presence, resource_manager_client::ResourceManagerClient,
+    worker_inventory::Device, worker_report::Report,
 };
 use waystation_scheduler::{Config, client, serve};
 
@@ -56,12 +56,16 @@ impl Manager {
     }
 
     async fn worker(&self, slice: u32) -> Worker {
+        self.worker_at(slice, &format!("worker{slice}:1")).await
+    }
+
+    async fn worker_at(&self, slice: u32, at: &str) -> Worker {
         let mut client = ResourceManagerClient::connect(format!("http://{}", self.address))
             .await
             .unwrap();
         let (reports, outbound) = mpsc::channel(4);
         let hello = Hello {
-            address: format!("worker{slice}:1"),
+            address: at.to_owned(),
             slice,
             slice_tasks: 1,
             link_version: waystation_proto::LINK_VERSION,
@@ -151,7 +155,7 @@ async fn a_proxy_sees_workers_come_go_and_come_back_under_one_epoch() {
         0
     );
     proxy
-        .until(|now| now.progress == "1 of 2 workers" && now.workers.len() == 1)
+        .until(|now| now.progress == "1 of 2 slices (1 of 2 workers)" && now.workers.len() == 2)
         .await;
     let mut second = manager.worker(1).await;
     assert_eq!(
@@ -175,10 +179,15 @@ async fn a_proxy_sees_workers_come_go_and_come_back_under_one_epoch() {
 
     drop(first);
     let less = proxy.until(|now| !now.complete).await;
-    assert_eq!(less.workers.len(), 1);
+    let places: Vec<_> = less
+        .workers
+        .iter()
+        .map(|w| (w.presence(), w.first_device_id, w.reason.as_str()))
+        .collect();
+    let ended = "its stream to the resource manager ended";
     assert_eq!(
-        (less.workers[0].slice, less.workers[0].first_device_id),
-        (1, 4)
+        places,
+        [(Presence::Gone, 0, ended), (Presence::Here, 4, "")]
     );
     let mut back = manager.worker(0).await;
     assert_eq!(
@@ -224,7 +233,7 @@ async fn a_second_proxy_is_told_to_wait_and_gets_the_workers_under_a_greater_epo
     let waiting = second.until(|_| true).await;
     assert_eq!(
         waiting.progress,
-        "waiting for the workers: proxy first holds them"
+        "waiting for 1 of 1 slice(s): proxy first holds 1, 0 free with all workers"
     );
     assert!(!waiting.complete && waiting.workers.is_empty() && waiting.epoch == 0);
     first.stop.cancel();
@@ -243,11 +252,111 @@ async fn a_second_proxy_is_told_to_wait_and_gets_the_workers_under_a_greater_epo
 }
 
 #[tokio::test]
+async fn proxies_share_a_resource_manager_and_no_slice() {
+    let manager = start(3, any_port());
+    let mut workers = Vec::new();
+    for slice in 0..3 {
+        workers.push(manager.worker(slice).await);
+    }
+    let of = |name: &str, types: &[&str]| {
+        let stop = CancellationToken::new();
+        let request = AllotRequest {
+            virtual_slices: types.iter().map(|&kind| kind.to_owned()).collect(),
+            ..request(name)
+        };
+        Proxy {
+            allotments: client::watch(manager.address.clone(), request, stop.clone()),
+            stop,
+        }
+    };
+    let mut one = of("one", &["cpu:4"]);
+    let had = one.until(|now| now.complete).await;
+    let mut two = of("two", &["cpu:4", "cpu:4"]);
+    let has = two.until(|now| now.complete).await;
+    assert_eq!((&had.slices[..], &has.slices[..]), (&[0][..], &[1, 2][..]));
+    let devices: Vec<_> = has
+        .workers
+        .iter()
+        .map(|w| (w.virtual_slice, w.slice, w.first_device_id))
+        .collect();
+    assert_eq!(devices, [(0, 1, 4), (1, 2, 8)]);
+    // The third waits behind the second, although fewer would do for it, until one is free.
+    let mut big = of("big", &["cpu:4", "cpu:4"]);
+    big.until(|now| now.epoch == 0).await;
+    let mut small = of("small", &["cpu:4"]);
+    let waiting = small.until(|now| now.epoch == 0).await;
+    assert_eq!(
+        waiting.progress,
+        "waiting for 1 of 3 slice(s): proxy one holds 1, proxy two holds 2, 0 free with all workers; 1 more before this one"
+    );
+    one.stop.cancel();
+    let still = big.until(|now| now.progress.contains("1 free")).await;
+    assert_eq!(still.epoch, 0);
+    two.stop.cancel();
+    assert_eq!(big.until(|now| now.complete).await.slices, [0, 1]);
+    assert_eq!(small.until(|now| now.complete).await.slices, [2]);
+    let proxies = client::status(&manager.address).await.unwrap().proxies;
+    let has: Vec<_> = proxies
+        .iter()
+        .map(|p| (p.name.as_str(), p.slices.len()))
+        .collect();
+    assert_eq!(has, [("big", 2), ("small", 1)]);
+    manager.stop().await;
+}
+
+#[tokio::test]
+async fn slices_may_be_missing_from_the_start_and_their_devices_are_shown() {
+    let manager = start(2, any_port());
+    let _worker = manager.worker(1).await;
+    let stop = CancellationToken::new();
+    let wanted = AllotRequest {
+        elastic_slices: 1,
+        ..request("p")
+    };
+    let mut proxy = Proxy {
+        allotments: client::watch(manager.address.clone(), wanted, stop.clone()),
+        stop,
+    };
+    let allotment = proxy.until(|now| now.complete).await;
+    let places: Vec<_> = allotment
+        .workers
+        .iter()
+        .map(|w| (w.presence(), w.first_device_id))
+        .collect();
+    assert_eq!(places, [(Presence::NotSeen, 0), (Presence::Here, 4)]);
+    let missing = allotment.workers[0].inventory.as_ref().unwrap();
+    assert_eq!(missing.devices.len(), 4);
+    manager.stop().await;
+}
+
+#[tokio::test]
+async fn slices_that_can_never_be_had_are_refused() {
+    let manager = start(1, any_port());
+    let mut client = ResourceManagerClient::connect(format!("http://{}", manager.address))
+        .await
+        .unwrap();
+    for (types, said) in [
+        (vec!["cpu:4", "cpu:4"], "2 slices"),
+        (vec!["tpuv9:2x2"], "tpuv9"),
+    ] {
+        let wanted = AllotRequest {
+            virtual_slices: types.into_iter().map(str::to_owned).collect(),
+            ..request("p")
+        };
+        let refusal = client.allot(wanted).await.unwrap_err();
+        assert_eq!(refusal.code(), Code::InvalidArgument);
+        assert!(refusal.message().contains(said), "{refusal}");
+    }
+    manager.stop().await;
+}
+
+#[tokio::test]
 async fn a_worker_for_a_taken_place_is_refused() {
     let manager = start(1, any_port());
     let mut first = manager.worker(0).await;
     first.orders.message().await.unwrap().unwrap();
-    let refusal = manager.worker(0).await.orders.message().await.unwrap_err();
+    let mut second = manager.worker_at(0, "elsewhere:1").await;
+    let refusal = second.orders.message().await.unwrap_err();
     assert_eq!(refusal.code(), Code::FailedPrecondition);
     assert!(
         refusal

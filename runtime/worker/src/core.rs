@@ -3,10 +3,7 @@
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
-use tokio::{
-    runtime::Handle,
-    sync::{OnceCell, watch},
-};
+use tokio::{runtime::Handle, sync::OnceCell};
 use waystation_pjrt::{Client, Memory};
 use waystation_proto::{
     tensorflow::StatusProto,
@@ -14,9 +11,9 @@ use waystation_proto::{
 };
 
 use crate::{
-    compiler::Compiler, config::Limits, counters::Counters, ledger::Ledger, outbox::Outbox,
-    peers::Peers, segments::Segments, session::Session, slabs::Slabs, spanning::Spanning, status,
-    usage::Clients, window::Permit, writing::Writing,
+    compiler::Compiler, config::Limits, counters::Counters, lease::Lease, ledger::Ledger,
+    outbox::Outbox, peers::Peers, segments::Segments, session::Session, slabs::Slabs,
+    spanning::Spanning, status, usage::Clients, window::Permit, writing::Writing,
 };
 
 /// Work for the dispatch thread on a session's state.
@@ -64,13 +61,12 @@ pub(crate) struct Core {
     pub(crate) checkpoints: waystation_checkpoint::Engine,
     pub(crate) slabs: Arc<Slabs>,
     pub(crate) spanning: Spanning,
+    pub(crate) lease: Arc<Lease>,
     /// The worker, for messages: "slice 0 task 1".
     pub(crate) place: String,
     /// Whether the plugin can copy parts of a buffer to the host.
     pub(crate) reads_parts: OnceCell<bool>,
-    /// Saves that have not been answered.
-    pub(crate) saves: watch::Sender<usize>,
-    /// What they are writing.
+    /// What saves are writing.
     pub(crate) writing: Arc<Writing>,
 }
 
@@ -82,12 +78,6 @@ impl Core {
             serial,
             job: Box::new(job),
         });
-    }
-
-    /// Waits until no save is left.
-    pub(crate) async fn no_saves(&self) {
-        // Fails only without a sender, which is here.
-        let _ = self.saves.subscribe().wait_for(|saves| *saves == 0).await;
     }
 
     /// Waits until no other worker needs anything more of this one's collectives, for as long as a shutdown waits.

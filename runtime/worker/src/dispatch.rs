@@ -31,6 +31,7 @@ pub(crate) fn start(core: Arc<Core>, events: Receiver<Event>) -> std::io::Result
             let mut dispatch = Dispatch {
                 core,
                 session: None,
+                attempt: 0,
                 serial: 0,
             };
             while let Ok(event) = events.recv() {
@@ -51,6 +52,8 @@ pub(crate) fn start(core: Arc<Core>, events: Receiver<Event>) -> std::io::Result
 struct Dispatch {
     core: Arc<Core>,
     session: Option<Session>,
+    /// The proxy's attempt that made it.
+    attempt: u64,
     /// Sessions so far: a completion that outlives its session finds another number.
     serial: u64,
 }
@@ -121,7 +124,7 @@ impl Dispatch {
             ));
         }
         if let Some(session) = &self.session
-            && session.epoch() >= attach.epoch
+            && (session.epoch(), self.attempt) >= (attach.epoch, attach.attempt)
         {
             return Err(status::of(
                 Code::FailedPrecondition,
@@ -141,6 +144,8 @@ impl Dispatch {
         }
         self.session = None;
         self.serial += 1;
+        self.attempt = attach.attempt;
+        self.core.lease.serves(attach.epoch);
         tracing::info!(
             epoch = attach.epoch,
             proxy = attach.build_id,
@@ -183,6 +188,7 @@ impl Dispatch {
                 "the session has ended; all it held is freed"
             );
             self.session = None;
+            self.core.lease.serves(0);
         }
     }
 }

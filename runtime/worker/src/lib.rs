@@ -28,6 +28,7 @@ mod hlo;
 mod host;
 mod join;
 mod layout;
+mod lease;
 mod ledger;
 mod linalg;
 mod make;

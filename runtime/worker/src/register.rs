@@ -1,6 +1,12 @@
 //! The worker's life at the resource manager: Hello, then a beat each second; dials again when the stream breaks.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -8,8 +14,8 @@ use tokio_util::sync::CancellationToken;
 use waystation_pjrt::{Client, OptionValue};
 use waystation_proto::{
     waystation::scheduler::{
-        Beat, Hello, WorkerInventory, WorkerReport, resource_manager_client::ResourceManagerClient,
-        worker_inventory, worker_report,
+        Beat, Hello, Leaving, WorkerInventory, WorkerReport,
+        resource_manager_client::ResourceManagerClient, worker_inventory, worker_report::Report,
     },
     xla::ifrt::{AttributeMapProto, attribute_map_proto},
 };
@@ -20,21 +26,31 @@ const BEAT: Duration = Duration::from_secs(1);
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(3);
 
-/// Stays registered until the token is cancelled.
-pub(crate) async fn stay_registered(address: String, hello: Hello, stop: CancellationToken) {
+/// After this long without a word the resource manager is asked for one, and given as long again: a connection that broke
+/// without a word is dialled anew before long.
+const PING: Duration = Duration::from_secs(4);
+/// For the TCP connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a worker that leaves waits for the resource manager to take note.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// Stays registered until the token is cancelled; says so then, at once. `lease_epoch`: of the proxy that is served.
+pub(crate) async fn stay_registered(
+    address: String,
+    mut hello: Hello,
+    lease_epoch: Arc<AtomicU64>,
+    stop: CancellationToken,
+) {
     let mut pause = FIRST_RETRY;
-    loop {
-        let ended = tokio::select! {
-            () = stop.cancelled() => return,
-            ended = register(&address, &hello, &mut pause) => ended,
-        };
-        match ended {
-            Ok(()) => tracing::warn!(
+    while !stop.is_cancelled() {
+        hello.lease_epoch = lease_epoch.load(Relaxed);
+        match register(&address, &hello, &lease_epoch, &stop, &mut pause).await {
+            Ok(()) => tracing::info!(
                 resource_manager = address,
-                "the resource manager closed the registration; dialling again"
+                "the resource manager closed the registration"
             ),
             Err(error) => {
-                tracing::warn!(resource_manager = address, %error, "not registered; dialling again")
+                tracing::warn!(resource_manager = address, %error, "not registered; dialling again");
             }
         }
         tokio::select! {
@@ -45,29 +61,50 @@ pub(crate) async fn stay_registered(address: String, hello: Hello, stop: Cancell
     }
 }
 
-async fn register(address: &str, hello: &Hello, pause: &mut Duration) -> Result<(), tonic::Status> {
-    let channel = peers::endpoint(address)
+async fn register(
+    address: &str,
+    hello: &Hello,
+    lease_epoch: &AtomicU64,
+    stop: &CancellationToken,
+    pause: &mut Duration,
+) -> Result<(), tonic::Status> {
+    let connect = peers::endpoint(address)
         .map_err(|error| {
             tonic::Status::invalid_argument(format!("{address:?} is no address: {error}"))
         })?
-        .connect()
-        .await
-        .map_err(|error| tonic::Status::unavailable(format!("no connection: {error}")))?;
+        .connect_timeout(CONNECT_TIMEOUT)
+        .http2_keep_alive_interval(PING)
+        .keep_alive_timeout(PING)
+        .keep_alive_while_idle(true);
+    let channel = tokio::select! {
+        () = stop.cancelled() => return Ok(()),
+        channel = connect.connect() => channel
+            .map_err(|error| tonic::Status::unavailable(format!("no connection: {error}")))?,
+    };
     let (reports, receiver) = mpsc::channel(4);
-    let first = WorkerReport {
-        report: Some(worker_report::Report::Hello(hello.clone())),
+    let report = |report| WorkerReport {
+        report: Some(report),
     };
     // The channel is new and has room.
-    let _ = reports.send(first).await;
+    let _ = reports.send(report(Report::Hello(hello.clone()))).await;
     let beats = async move {
         let mut tick = tokio::time::interval(BEAT);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
         loop {
-            tick.tick().await;
-            let beat = WorkerReport {
-                report: Some(worker_report::Report::Beat(Beat {})),
-            };
-            if reports.send(beat).await.is_err() {
+            tokio::select! {
+                _ = tick.tick() => {}
+                () = stop.cancelled() => {
+                    let _ = reports.send(report(Report::Leaving(Leaving {}))).await;
+                    tokio::time::sleep(FAREWELL).await;
+                    return;
+                }
+            }
+            let lease_epoch = lease_epoch.load(Relaxed);
+            if reports
+                .send(report(Report::Beat(Beat { lease_epoch })))
+                .await
+                .is_err()
+            {
                 // The stream is gone; its other half says why.
                 std::future::pending::<()>().await;
             }
@@ -86,9 +123,27 @@ async fn register(address: &str, hello: &Hello, pause: &mut Duration) -> Result<
         Ok(())
     };
     tokio::select! {
-        ended = listen => ended,
+        ended = listen => ended.or_else(|error| match stop.is_cancelled() {
+            // It has taken note.
+            true => Ok(()),
+            false => Err(error),
+        }),
         () = beats => Ok(()),
     }
+}
+
+/// What a program compiled on this machine may ask of the processor that runs it; empty where a plugin's devices are not the
+/// processor.
+pub(crate) fn cpu_features(client: &Client) -> String {
+    if client.platform_name() != "cpu" {
+        return String::new();
+    }
+    let facts = waystation_cache::platform::cpu();
+    let wanted = |name: &str| {
+        let fact = facts.iter().find(|(known, _)| known == name);
+        fact.map_or_else(String::new, |(_, value)| value.clone())
+    };
+    format!("{},{}", wanted("cpu_arch"), wanted("cpu_features"))
 }
 
 /// What the client shows, and what its devices stand in for.

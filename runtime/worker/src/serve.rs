@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use tokio::sync::{OnceCell, watch};
+use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::TcpIncoming;
 use waystation_cache::{Cache, platform};
@@ -22,6 +22,7 @@ use crate::{
     error::Error,
     heap,
     hlo::Hlo,
+    lease::Lease,
     ledger::Ledger,
     linalg,
     peers::{CONNECTION_WINDOW_BYTES, Peers, STREAM_WINDOW_BYTES},
@@ -92,6 +93,8 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
         build_id: waystation_proto::BUILD_ID.to_owned(),
         inventory: Some(register::inventory(&client, digest, config.simulated)),
         slice_tasks: config.slice_tasks,
+        cpu_features: register::cpu_features(&client),
+        lease_epoch: 0,
     };
 
     let compiler = Compiler::new(
@@ -116,6 +119,7 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
     });
     let ledger = Ledger::new(client.devices().len(), config.limits.device_memory_bytes);
     let segments = Segments::new(config.limits.segments);
+    let lease = Arc::new(Lease::new());
     let core = Arc::new(Core {
         client,
         counters,
@@ -130,9 +134,9 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
         checkpoints,
         slabs,
         spanning,
+        lease,
         place: format!("slice {} task {}", config.slice, config.task),
         reads_parts: OnceCell::new(),
-        saves: watch::Sender::new(0),
         writing: Arc::default(),
     });
     let thread = dispatch::start(Arc::clone(&core), receiver).map_err(|error| Error::Dispatch {
@@ -150,6 +154,12 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
         report,
         stop: stop.clone(),
     };
+    let (told, draining, limit) = (stop.clone(), Arc::clone(&core), core.limits.grace);
+    // What a proxy still waits for may take new connections.
+    let drained = async move {
+        told.cancelled().await;
+        let _ = tokio::time::timeout(limit, draining.lease.no_streams()).await;
+    };
     let server = tonic::transport::Server::builder()
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
@@ -160,15 +170,16 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
                 .max_decoding_message_size(usize::MAX)
                 .max_encoding_message_size(usize::MAX),
         )
-        .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
+        .serve_with_incoming_shutdown(incoming, drained);
     tracing::info!(
         address,
         devices = core.client.devices().len(),
         "the worker serves"
     );
-    let registration = config
-        .resource_manager
-        .map(|manager| tokio::spawn(register::stay_registered(manager, hello, stop.clone())));
+    let registration = config.resource_manager.map(|manager| {
+        let (epoch, stop) = (core.lease.epoch(), stop.clone());
+        tokio::spawn(register::stay_registered(manager, hello, epoch, stop))
+    });
 
     tokio::spawn(heap::watch(
         Arc::clone(&core.counters),

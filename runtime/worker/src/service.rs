@@ -13,14 +13,15 @@ use tonic::{Request, Response, Status, Streaming};
 use waystation_proto::{
     tensorflow::StatusProto,
     waystation::worker::{
-        DataFrame, DataHeader, FetchDataRequest, FetchExecutableRequest, LocalPut, Op,
-        PutDataReply, Reply, WorkerStatus, WorkerStatusRequest, op, worker_server::Worker,
+        DataFrame, DataHeader, FetchDataRequest, FetchExecutableRequest, Leaving, LocalPut, Op,
+        PutDataReply, Reply, WorkerStatus, WorkerStatusRequest, op, reply, worker_server::Worker,
     },
 };
 
 use crate::{
     core::{Core, Event},
     host,
+    lease::OpenStream,
     outbox::{Gauge, Inbox, outbox},
     report::Report,
     segments::Block,
@@ -64,6 +65,9 @@ impl Worker for Service {
                 "the first op of a session must be Attach",
             ));
         };
+        if self.stop.is_cancelled() {
+            return Err(going_down());
+        }
         let (outbox, inbox) = outbox();
         let gauge = outbox.gauge();
         let window = Window::new(
@@ -87,16 +91,27 @@ impl Worker for Service {
             serial,
         };
         let reader = tokio::spawn(read_ops(Arc::clone(&self.core), ops, serial, gauge, window));
-        let (core, stop) = (Arc::clone(&self.core), self.stop.clone());
+        let (core, stop, stopped) = (Arc::clone(&self.core), self.stop.clone(), self.stop.clone());
         let replies = Replies {
             inbox,
-            reader,
+            _reader: AbortOnDrop(reader.abort_handle()),
             _end: end,
-            // A save that is under way may end well, for as long as a shutdown waits.
+            _open: self.core.lease.stream(),
+            leaving: Some(Box::pin(async move { stopped.cancelled().await })),
             over: Box::pin(async move {
-                stop.cancelled().await;
-                core.no_saves().await;
-                core.collectives_at_rest().await;
+                let cut = async {
+                    stop.cancelled().await;
+                    tokio::time::sleep(core.limits.grace).await;
+                };
+                tokio::select! {
+                    // The end of the op stream is the proxy's way to end the session, also when the worker is to end and the
+                    // proxy waits for nothing more of it: a save that is under way, a read.
+                    _ = reader => {}
+                    () = cut => {}
+                }
+                if stop.is_cancelled() {
+                    core.collectives_at_rest().await;
+                }
             }),
         };
         Ok(Response::new(Box::pin(futures::stream::unfold(
@@ -318,27 +333,44 @@ impl Drop for EndOnDrop {
 /// The reply side of a session. Dropped by tonic when the proxy is gone.
 struct Replies {
     inbox: Inbox,
-    reader: tokio::task::JoinHandle<()>,
+    _reader: AbortOnDrop,
     _end: EndOnDrop,
+    _open: OpenStream,
+    /// Until it has been said that the worker is to end.
+    leaving: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     over: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
 impl Replies {
     async fn next(mut self) -> Option<(Result<Reply, Status>, Replies)> {
+        let leaving = async {
+            match &mut self.leaving {
+                Some(leaving) => leaving.await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             biased;
+            () = leaving => {
+                self.leaving = None;
+                let said = Reply {
+                    reply: Some(reply::Reply::Leaving(Leaving {})),
+                };
+                Some((Ok(said), self))
+            }
             // A reply that is there goes out before an end is noticed.
             reply = self.inbox.next() => reply.map(|reply| (Ok(reply), self)),
-            // The end of the op stream is the proxy's way to end the session.
-            _ = &mut self.reader => None,
             () = &mut self.over => None,
         }
     }
 }
 
-impl Drop for Replies {
+/// The reader of the op stream.
+struct AbortOnDrop(tokio::task::AbortHandle);
+
+impl Drop for AbortOnDrop {
     fn drop(&mut self) {
-        self.reader.abort();
+        self.0.abort();
     }
 }
 

@@ -35,6 +35,13 @@ pub(crate) struct ClusterArgs {
     /// Slices
     #[arg(long = "slices", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) slices: u32,
+    /// Slices that may be missing while the command runs
+    #[arg(long = "num_elastic_slices", value_name = "N", default_value_t = 0)]
+    pub(crate) num_elastic_slices: u32,
+    /// Seconds after which a silent worker counts as dead
+    #[arg(long = "lease_seconds", value_name = "SECONDS", default_value_t = waystation_scheduler::DEFAULT_LEASE.as_secs(),
+          value_parser = clap::value_parser!(u64).range(2..=3600))]
+    pub(crate) lease_seconds: u64,
     /// Devices of each worker, for CPU plugins [default: the plugin's]
     #[arg(long = "devices_per_worker", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) devices_per_worker: Option<u32>,
@@ -112,6 +119,8 @@ pub(crate) enum Transport {
 pub(crate) struct Plan {
     slices: u32,
     workers: u32,
+    num_elastic_slices: u32,
+    lease_seconds: u64,
     devices_per_worker: Option<u32>,
     location: Option<String>,
     disk: Option<Disk>,
@@ -190,6 +199,8 @@ impl Plan {
         Ok(Plan {
             slices: args.slices,
             workers: args.workers,
+            num_elastic_slices: args.num_elastic_slices,
+            lease_seconds: args.lease_seconds,
             devices_per_worker: args.devices_per_worker,
             disk: args.cache.disk.disk()?,
             location: bucket.map(|bucket| bucket.location().to_string()),
@@ -274,6 +285,7 @@ impl Plan {
             Role::ResourceManager => {
                 arguments.push(flag("slices", self.slices.to_string()));
                 arguments.push(flag("workers", self.workers.to_string()));
+                arguments.push(flag("lease_seconds", self.lease_seconds.to_string()));
                 arguments.extend(self.retention());
             }
             Role::Worker { slice, task } => {
@@ -302,6 +314,8 @@ impl Plan {
             }
             Role::Proxy => {
                 arguments.push("--status_port=0".into());
+                let elastic = self.num_elastic_slices.to_string();
+                arguments.push(flag("num_elastic_slices", elastic));
                 arguments.extend(self.record.flags());
                 arguments.push(flag(
                     "host_buffer_memory",
@@ -383,6 +397,8 @@ mod tests {
         Plan {
             slices: 2,
             workers: 3,
+            num_elastic_slices: 1,
+            lease_seconds: 5,
             devices_per_worker: Some(4),
             location: Some("file:///b".to_owned()),
             disk: Some(Disk {
@@ -469,6 +485,7 @@ mod tests {
             (Some(0), 7)
         );
         assert_eq!(proxy.max_sessions, 9);
+        assert_eq!(proxy.num_elastic_slices, 1);
         assert_eq!(proxy.local_transfers, LocalTransfers::Off);
         assert_eq!(
             proxy.large_transfer_directory.as_deref(),
@@ -483,6 +500,7 @@ mod tests {
             panic!("not a resource manager");
         };
         assert_eq!((manager.slices, manager.workers), (2, Some(3)));
+        assert_eq!(manager.lease_seconds, 5);
         assert!(manager.role.bind_address.is_loopback());
         assert_eq!(manager.retention, retention());
         assert_eq!(manager.cache_mode, CacheMode::ReadOnly);

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use tokio::sync::oneshot;
 use waystation_proxy::Error;
+use waystation_scheduler::InstanceType;
 
 use crate::{
     args::RoleArgs, error::Failure, health, large_transfers, lifetime, listen,
@@ -38,6 +39,17 @@ pub(crate) struct Args {
         required = true, value_parser = listen::parse_host_port
     )]
     pub(crate) resource_manager_address: String,
+    /// Slices that may be missing, from the start on; what needs them fails with DATA_LOSS until they are there
+    #[arg(long = "num_elastic_slices", value_name = "N", default_value_t = 0)]
+    pub(crate) num_elastic_slices: u32,
+    /// Slices to take out of the resource manager's, by their types, as in tpuv6e:2x2,tpuv6e:2x2; other proxies may take
+    /// others [default: all of them]
+    #[arg(
+        long = "virtual_slices",
+        value_name = "TYPE:TOPOLOGY,...",
+        value_delimiter = ','
+    )]
+    pub(crate) virtual_slices: Vec<InstanceType>,
     /// Host buffers kept in memory before they go to a temporary file
     #[arg(long = "host_buffer_memory", value_name = "SIZE", default_value = "2GiB", value_parser = parse_bytes)]
     pub(crate) host_buffer_memory: u64,
@@ -75,6 +87,12 @@ pub(crate) fn run(args: Args, own_flags: Vec<String>) -> Result<(), Failure> {
     if let Some(name) = &args.unix_socket {
         config.unix_listener = Some(listen::bind_abstract(name, "--unix_socket")?);
     }
+    config.elastic_slices = args.num_elastic_slices;
+    config.virtual_slices = args
+        .virtual_slices
+        .iter()
+        .map(ToString::to_string)
+        .collect();
     config.host_buffer_memory_bytes = args.host_buffer_memory;
     config.max_sessions = args.max_sessions as usize;
     if let Some(directory) = &args.large_transfer_directory {

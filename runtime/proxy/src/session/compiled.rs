@@ -3,6 +3,7 @@
 use std::sync::{Arc, atomic::AtomicBool};
 
 use bytes::Bytes;
+use tokio::time::{Instant, timeout_at};
 use waystation_proto::waystation::{
     ExecutableInfo,
     worker::{Compile, Load, op, reply},
@@ -16,7 +17,8 @@ use super::{
     programs::{Program, ResultSpec, result_spec},
 };
 use crate::{
-    link::{Answer, Ids},
+    cluster::{Cluster, ClusterWatch},
+    link::{Answer, Ids, Link},
     status::{self, Status},
 };
 
@@ -46,8 +48,8 @@ impl Drop for XlaProgram {
 }
 
 impl XlaProgram {
-    /// Takes what the compile worker has found out, and has the others load the program from there.
-    async fn complete(mut self, compiled: Answer, ids: &Ids) -> Result<Self, Status> {
+    /// Takes what a worker has found out by compiling it.
+    async fn learn(&mut self, compiled: Answer) -> Result<(), Status> {
         let reply::Reply::CompileDone(done) = compiled.wait().await? else {
             return Err(unexpected("Compile"));
         };
@@ -57,6 +59,13 @@ impl XlaProgram {
         self.results = results
             .map(|value| result_spec(value, devices))
             .collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    /// Learns from the compile worker, and has the others load the program from there.
+    async fn complete(&mut self, compiled: Answer, ids: &Ids) -> Result<(), Status> {
+        self.learn(compiled).await?;
+        let devices = &self.placement.devices;
         let compiler = self.placement.first();
         let mut loads = Vec::new();
         for link in self.placement.links().skip(1) {
@@ -79,7 +88,59 @@ impl XlaProgram {
                 .await
                 .map_err(|status| status::at_worker(status, &link.name))?;
         }
-        Ok(self)
+        Ok(())
+    }
+
+    /// Learns what the program is like although a worker of it is lost: one that lives compiles it. pathwaysutils compiles for
+    /// slices that are gone, to see whether they are; it is the execution that fails. Where no worker lives, one is waited for,
+    /// as long as a silent one counts as alive: `lost` is how it ends otherwise.
+    async fn describe(
+        &mut self,
+        compile: Compile,
+        mut clusters: ClusterWatch,
+        ids: &Ids,
+        lost: Status,
+    ) -> Result<(), Status> {
+        let patience = Instant::now() + waystation_scheduler::DEFAULT_LEASE;
+        loop {
+            let cluster = clusters.borrow_and_update().0.clone();
+            if let Some(link) = cluster.and_then(|cluster| self.stand_in(&cluster)) {
+                let (request, executable) = (ids.next(), ids.next());
+                let compile = op::Op::Compile(Compile {
+                    request,
+                    executable,
+                    stand_in: !self.placement.spans(),
+                    ..compile.clone()
+                });
+                let learnt = self.learn(link.call(request, compile).await).await;
+                link.unload(executable);
+                if learnt.is_ok() || !link.is_dead() {
+                    return learnt;
+                }
+                continue;
+            }
+            match timeout_at(patience, clusters.changed()).await {
+                Ok(Ok(())) => {}
+                _ => return Err(lost),
+            }
+        }
+    }
+
+    /// A living worker that can compile the program: one of its own, or, where it has but one, any with as many devices.
+    fn stand_in(&self, cluster: &Cluster) -> Option<Arc<Link>> {
+        let alive = |link: &&Arc<Link>| !link.is_dead();
+        if self.placement.spans() {
+            let mut own = self.placement.links();
+            return own.find(alive).map(Arc::clone);
+        }
+        let devices = |index: usize| {
+            let all = cluster.devices.all.iter();
+            all.filter(|device| device.link == index).count()
+        };
+        let mut links = cluster.links.iter().enumerate();
+        links
+            .find(|(index, link)| alive(link) && devices(*index) >= self.placement.devices.len())
+            .map(|(_, link)| Arc::clone(link))
     }
 }
 
@@ -101,12 +162,17 @@ impl Session {
             device_ids: placement.devices.clone(),
             xla_flags: self.shared.xla_flags.clone(),
             processes: placement.processes(),
+            stand_in: false,
         };
-        let answer = placement
-            .first()
-            .call(request, op::Op::Compile(compile))
-            .await;
-        let program = XlaProgram {
+        let answer = match placement.lost() {
+            None => {
+                let compile = op::Op::Compile(compile.clone());
+                Ok(placement.first().call(request, compile).await)
+            }
+            Some(lost) => Err(lost),
+        };
+        let clusters = self.shared.cluster.clone();
+        let mut program = XlaProgram {
             id,
             placement,
             info: ExecutableInfo::default(),
@@ -114,7 +180,17 @@ impl Session {
             deleted: AtomicBool::new(false),
             source,
         };
-        async move { program.complete(answer, &ids).await }
+        async move {
+            let compiled = match answer {
+                Ok(answer) => program.complete(answer, &ids).await,
+                Err(lost) => Err(lost),
+            };
+            match (compiled, program.placement.lost()) {
+                (Err(_), Some(lost)) => program.describe(compile, clusters, &ids, lost).await?,
+                (compiled, _) => compiled?,
+            }
+            Ok(program)
+        }
     }
 
     /// The program on workers that live. Where others have come in the place of those that had it, it is compiled again, and

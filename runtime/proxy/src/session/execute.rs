@@ -23,7 +23,7 @@ use super::{
     record_only,
 };
 use crate::{
-    array::{Array, Shard},
+    array::{Array, Failure, Shard},
     convert::{self, Dtype},
     counters::Counters,
     link::{self, Answer, launch_together},
@@ -54,14 +54,65 @@ impl Session {
             Program::Recorded => Err(record_only::refusal("execute")),
             Program::Xla(program) => {
                 let handle = request.loaded_executable_handle;
-                let program = self.living(handle, program).await?;
-                self.execute_xla(user_context, &program, request).await
+                let first = request.result_array_handle.is_empty();
+                let asked = request.result_status_handle;
+                let status_wanted = request
+                    .execute_options
+                    .as_ref()
+                    .is_some_and(|o| o.fill_status);
+                let executed = match self.living(handle, Arc::clone(&program)).await {
+                    Ok(living) => self.execute_xla(user_context, &living, request).await,
+                    Err(lost) => Err(lost),
+                };
+                match executed {
+                    Err(lost) if first && status::is_worker_lost(&lost) => {
+                        let status_wanted = status_wanted.then_some(asked);
+                        self.first_execution_lost(user_context, &program, status_wanted, lost)
+                    }
+                    executed => executed,
+                }
             }
             Program::Plugin(program) => {
                 self.execute_plugin_program(user_context, &program, request)
                     .await
             }
         }
+    }
+
+    /// Answers the first execution of a program, which wants to know what its results are, where a worker is lost: the
+    /// results fail, as those of later executions do, and not the call. pathwaysutils looks for lost slices in this way.
+    fn first_execution_lost(
+        &mut self,
+        context: &UserContext,
+        program: &XlaProgram,
+        status_handle: Option<u64>,
+        lost: Status,
+    ) -> Handled {
+        let lost = status::with_user_context(lost, context.id());
+        context.settled(&Err(lost.clone()));
+        let failure = Failure {
+            status: Arc::new(lost),
+            context: context.clone(),
+        };
+        let mut outputs = Vec::with_capacity(program.results.len());
+        for spec in &program.results {
+            let handle = self.insert(None, Err(failure.clone()))?;
+            outputs.push(output(spec, handle));
+        }
+        let status_handle = match status_handle {
+            None => 0,
+            Some(0) => self.future(Future::Ready(Err(failure))),
+            Some(handle) => {
+                lock(&self.tables.futures).insert(handle, Future::Ready(Err(failure)));
+                handle
+            }
+        };
+        Ok(Outcome::Now(Response::LoadedExecutableExecuteResponse(
+            LoadedExecutableExecuteResponse {
+                status_handle,
+                outputs,
+            },
+        )))
     }
 
     async fn execute_xla(

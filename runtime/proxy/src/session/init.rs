@@ -34,13 +34,27 @@ const RUNTIME_TYPE: &str = "pathways";
 const UNIMPLEMENTED: i32 = 12;
 
 impl Session {
+    /// Takes over what has changed of the workers since the last request: one that is lost stays so for arrays and programs that
+    /// are there, and one that has come back serves those that come now.
+    pub(super) fn renew_cluster(&mut self) {
+        let Some(cluster) = &self.cluster else { return };
+        if !self.clusters.has_changed().unwrap_or(false) {
+            return;
+        }
+        let newest = self.clusters.borrow_and_update().0.clone();
+        let renewed = newest.and_then(|newest| cluster.renewed(&newest, self.number));
+        if let Some(renewed) = renewed {
+            self.cluster = Some(Arc::new(renewed));
+        }
+    }
+
     /// Answers when every expected worker is there.
     pub(super) fn init(&mut self) -> Handled {
         if self.cluster.is_some() {
             return Err(status::failed_precondition("InitRequest came twice"));
         }
         // `front` starts a session only when a cluster is there.
-        let cluster = self.shared.cluster.borrow().0.clone().ok_or_else(|| {
+        let cluster = self.clusters.borrow_and_update().0.clone().ok_or_else(|| {
             status::unavailable("the workers went away while the client connected; connect again")
         })?;
         let response = describe(&cluster, self.id);
@@ -54,7 +68,7 @@ impl Session {
     ) -> Handled {
         let cluster = self.cluster()?;
         let (replicas, partitions) = (request.num_replicas, request.num_partitions);
-        let available = cluster.devices.len() as u64;
+        let available = cluster.devices.all.len() as u64;
         match replicas.checked_mul(partitions) {
             Some(wanted) if (1..=available).contains(&wanted) => {}
             _ => {
@@ -67,6 +81,7 @@ impl Session {
         let id = |i: u64| {
             cluster
                 .devices
+                .all
                 .get(usize::try_from(i).unwrap_or(usize::MAX))
                 .map(|d| i64::from(d.id))
         };
@@ -140,7 +155,7 @@ fn describe(cluster: &Cluster, session_id: u64) -> InitResponse {
     let mut kinds = BTreeMap::new();
     let mut memories = Vec::new();
     let mut devices = Vec::new();
-    for device in cluster.devices.iter() {
+    for device in cluster.devices.all.iter() {
         let first = memories.len();
         for memory in &device.info.memories {
             let next = kinds.len();
@@ -156,12 +171,12 @@ fn describe(cluster: &Cluster, session_id: u64) -> InitResponse {
         }
         devices.push(describe_device(cluster, device, first, memories.len()));
     }
-    let ids: Vec<i32> = cluster.devices.iter().map(|d| d.id).collect();
+    let ids: Vec<i32> = cluster.devices.all.iter().map(|d| d.id).collect();
     InitResponse {
         session_id,
-        platform_name: cluster.platform_name.clone(),
-        platform_version: cluster.platform_version.clone(),
-        platform_id: platform_id(&cluster.platform_name),
+        platform_name: cluster.devices.platform_name.clone(),
+        platform_version: cluster.devices.platform_version.clone(),
+        platform_id: platform_id(&cluster.devices.platform_name),
         process_index: 0,
         runtime_type: RUNTIME_TYPE.to_owned(),
         all_devices: devices,
@@ -195,18 +210,18 @@ fn describe_device(
         map.attributes
             .insert(name.to_owned(), int_value(i64::from(value)));
     }
-    let place = place(device, &map, &cluster.simulated);
+    let place = place(device, &map, &cluster.devices.simulated);
     let default = first + device.info.default_memory as usize;
     init_response::Device {
         id: device.id,
         // All devices are local to the one process there is.
         local_device_id: device.id,
         local_hardware_id: -1,
-        platform_name: cluster.platform_name.clone(),
+        platform_name: cluster.devices.platform_name.clone(),
         device_kind: device.info.device_kind.clone(),
         default_memory_id: (default < end).then(|| int(default)),
         memory_ids: (first..end).map(int).collect(),
-        debug_string: match cluster.simulated.as_str() {
+        debug_string: match cluster.devices.simulated.as_str() {
             "" => device.info.debug_string.clone(),
             _ => with_place(&device.info.debug_string, SIMULATED),
         },

@@ -17,63 +17,186 @@ fn hello(slice: u32, task: u32, slice_tasks: u32, devices: usize) -> Hello {
             devices: vec![Device::default(); devices],
             ..WorkerInventory::default()
         }),
+        ..Hello::default()
     }
 }
 
+/// The workers that are there.
+fn workers(cluster: &Cluster) -> Vec<AllottedWorker> {
+    let all: Vec<u32> = (0..cluster.slices()).collect();
+    let here = |worker: &AllottedWorker| worker.presence() == Presence::Here;
+    cluster.places(&all).into_iter().filter(here).collect()
+}
+
 fn firsts(cluster: &Cluster) -> Vec<(u32, u32, i32)> {
-    let workers = cluster.workers();
-    workers
+    workers(cluster)
         .iter()
         .map(|w| (w.slice, w.task, w.first_device_id))
         .collect()
 }
 
+fn progress(cluster: &Cluster) -> String {
+    let all: Vec<u32> = (0..cluster.slices()).collect();
+    cluster.progress(&all)
+}
+
 #[test]
 fn ids_follow_places_whatever_the_order_of_arrival() {
-    let mut cluster = Cluster::new(2, Some(2));
+    let mut cluster = Cluster::new(2, Some(2), None);
     let last = cluster.join(hello(1, 1, 2, 4)).unwrap();
     assert_eq!(
         cluster.first_device_id(last),
         None,
-        "three places before it are unseen"
+        "nobody knows how many devices task 0 has"
     );
-    let first = cluster.join(hello(0, 0, 2, 1)).unwrap();
+    let first = cluster.join(hello(0, 0, 2, 3)).unwrap();
     assert_eq!(cluster.first_device_id(first), Some(0));
-    cluster.join(hello(1, 0, 2, 8)).unwrap();
-    assert_eq!(firsts(&cluster), [(0, 0, 0)]);
-    assert_eq!(cluster.progress(), "3 of 4 workers");
-    assert!(!cluster.is_complete());
-    cluster.join(hello(0, 1, 2, 2)).unwrap();
+    // Slices are alike: what slice 0 will have in task 1 is known from slice 1.
+    assert_eq!(cluster.first_device_id(last), Some(10));
+    cluster.join(hello(1, 0, 2, 3)).unwrap();
+    assert_eq!(firsts(&cluster), [(0, 0, 0), (1, 0, 7), (1, 1, 10)]);
+    assert_eq!(progress(&cluster), "1 of 2 slices (3 of 4 workers)");
+    assert_eq!(cluster.whole(), [1]);
+    cluster.join(hello(0, 1, 2, 4)).unwrap();
     assert_eq!(
         firsts(&cluster),
-        [(0, 0, 0), (0, 1, 1), (1, 0, 3), (1, 1, 11)]
+        [(0, 0, 0), (0, 1, 3), (1, 0, 7), (1, 1, 10)]
     );
-    assert_eq!(cluster.first_device_id(last), Some(11));
-    assert!(cluster.is_complete());
+    assert_eq!(cluster.whole(), [0, 1]);
+}
+
+#[test]
+fn missing_places_show_what_their_like_has_and_why_they_are_gone() {
+    let mut cluster = Cluster::new(3, Some(1), None);
+    assert!(cluster.places(&[0, 1, 2]).is_empty());
+    cluster.join(hello(1, 0, 1, 4)).unwrap();
+    let gone = cluster.join(hello(2, 0, 1, 4)).unwrap();
+    cluster.leave(gone, "pulled the plug");
+    let places = cluster.places(&[1, 2, 0]);
+    let seen: Vec<_> = places
+        .iter()
+        .map(|w| (w.presence(), w.virtual_slice, w.first_device_id, &*w.reason))
+        .collect();
+    assert_eq!(
+        seen,
+        [
+            (Presence::Here, 0, 4, ""),
+            (Presence::Gone, 1, 8, "pulled the plug"),
+            (Presence::NotSeen, 2, 0, "")
+        ]
+    );
+    assert!(
+        places
+            .iter()
+            .all(|w| w.inventory.as_ref().unwrap().devices.len() == 4)
+    );
+}
+
+#[test]
+fn an_instance_type_gives_ids_before_anybody_comes_and_refuses_others() {
+    let topology = Topology {
+        name: "cpu:8".to_owned(),
+        hosts: 2,
+        devices_per_host: 4,
+    };
+    let mut cluster = Cluster::new(2, None, Some(topology));
+    assert_eq!(cluster.expected(), Some(4));
+    let member = cluster.join(hello(1, 1, 2, 4)).unwrap();
+    assert_eq!(cluster.first_device_id(member), Some(12));
+    for (tasks, devices) in [(2, 8), (4, 4)] {
+        let refusal = cluster.join(hello(0, 0, tasks, devices)).unwrap_err();
+        let text = refusal.to_string();
+        assert!(
+            text.starts_with(
+                "wrong topology: the resource manager expects slices of cpu:8, which are 2 worker(s) with 4 device(s) each; \
+                 found a worker at host-0-0:1"
+            ),
+            "{text}"
+        );
+        assert!(
+            text.contains(&format!("{devices} device(s), one of {tasks}:")),
+            "{text}"
+        );
+    }
+    // A worker that was not told the size of its slice goes by the cluster's.
+    cluster.join(hello(0, 0, 0, 4)).unwrap();
+}
+
+#[test]
+fn workers_that_cannot_run_each_others_programs_are_refused_naming_both() {
+    let mut cluster = Cluster::new(1, Some(2), None);
+    let with = |task, digest: &str, features: &str, build: &str| {
+        let mut hello = hello(0, task, 2, 4);
+        hello.cpu_features = features.to_owned();
+        hello.build_id = build.to_owned();
+        hello.inventory.as_mut().unwrap().plugin_digest = digest.to_owned();
+        hello
+    };
+    let ours = waystation_proto::BUILD_ID;
+    let first = cluster
+        .join(with(0, "aaaa", "x86_64,avx2,amx", ours))
+        .unwrap();
+    let refusal = |cluster: &mut Cluster, hello| cluster.join(hello).unwrap_err().to_string();
+    let text = refusal(&mut cluster, with(1, "bbbb", "x86_64,avx2,amx", ours));
+    assert!(
+        text.starts_with("wrong plugin build: the worker at host-0-0:1 has cpu"),
+        "{text}"
+    );
+    assert!(
+        text.contains("sha256 aaaa") && text.contains("sha256 bbbb"),
+        "{text}"
+    );
+    let text = refusal(&mut cluster, with(1, "aaaa", "x86_64,avx2,sse9", ours));
+    assert!(text.starts_with("wrong processor"), "{text}");
+    assert!(
+        text.contains("first alone has amx, the second alone sse9"),
+        "{text}"
+    );
+    let text = refusal(
+        &mut cluster,
+        with(1, "aaaa", "x86_64,avx2,amx", "waystation 9"),
+    );
+    assert!(
+        text.contains(ours) && text.contains("waystation 9"),
+        "{text}"
+    );
+    // All of a cluster may be replaced by others, one after the other, when none of the old is left.
+    cluster.leave(first, "replaced");
+    cluster.join(with(1, "bbbb", "x86_64", ours)).unwrap();
+}
+
+#[test]
+fn a_worker_that_registers_again_takes_its_own_place() {
+    let mut cluster = Cluster::new(1, None, None);
+    let broken = cluster.join(hello(0, 0, 1, 4)).unwrap();
+    let again = cluster.join(hello(0, 0, 1, 4)).unwrap();
+    cluster.leave(broken, "its stream broke");
+    assert_eq!(workers(&cluster).len(), 1);
+    assert_eq!(cluster.first_device_id(again), Some(0));
 }
 
 #[test]
 fn a_worker_that_comes_back_gets_the_same_ids_and_others_keep_theirs() {
-    let mut cluster = Cluster::new(1, Some(2));
+    let mut cluster = Cluster::new(1, Some(2), None);
     let gone = cluster.join(hello(0, 0, 2, 4)).unwrap();
     let stays = cluster.join(hello(0, 1, 2, 4)).unwrap();
-    cluster.leave(gone);
+    cluster.leave(gone, "");
     assert_eq!(firsts(&cluster), [(0, 1, 4)]);
-    assert_eq!(cluster.progress(), "1 of 2 workers");
+    assert_eq!(progress(&cluster), "1 of 2 workers");
     let back = cluster.join(hello(0, 0, 2, 4)).unwrap();
     assert_ne!(back, gone);
     assert_eq!(cluster.first_device_id(back), Some(0));
     assert_eq!(cluster.first_device_id(stays), Some(4));
     // The old registration's late end must not unseat the new worker.
-    cluster.leave(gone);
-    assert_eq!(cluster.live(), 2);
+    cluster.leave(gone, "");
+    assert_eq!(workers(&cluster).len(), 2);
 }
 
 #[test]
 fn the_first_worker_tells_the_size_of_a_slice() {
-    let mut cluster = Cluster::new(2, None);
+    let mut cluster = Cluster::new(2, None, None);
     assert_eq!(cluster.expected(), None);
-    assert!(!cluster.is_complete());
+    assert!(cluster.whole().is_empty());
     cluster.join(hello(0, 0, 3, 1)).unwrap();
     assert_eq!(cluster.expected(), Some(6));
     assert_eq!(
@@ -84,7 +207,7 @@ fn the_first_worker_tells_the_size_of_a_slice() {
 
 #[test]
 fn a_second_worker_in_a_place_is_refused_and_the_first_stays() {
-    let mut cluster = Cluster::new(1, None);
+    let mut cluster = Cluster::new(1, None, None);
     cluster.join(hello(0, 0, 1, 1)).unwrap();
     let mut second = hello(0, 0, 1, 1);
     second.address = "elsewhere:2".to_owned();
@@ -94,12 +217,12 @@ fn a_second_worker_in_a_place_is_refused_and_the_first_stays() {
         "slice 0 task 0 is taken by the live worker at host-0-0:1: give this worker another --slice or --task, or stop \
          that one"
     );
-    assert_eq!(cluster.workers()[0].address, "host-0-0:1");
+    assert_eq!(workers(&cluster)[0].address, "host-0-0:1");
 }
 
 #[test]
 fn places_outside_the_cluster_are_refused() {
-    let mut cluster = Cluster::new(1, Some(2));
+    let mut cluster = Cluster::new(1, Some(2), None);
     assert!(matches!(
         cluster.join(hello(1, 0, 2, 1)),
         Err(Refusal::NoSuchSlice {
@@ -116,12 +239,12 @@ fn places_outside_the_cluster_are_refused() {
         cluster.join(hello(u32::MAX, 0, 2, 1)),
         Err(Refusal::NoSuchSlice { .. })
     ));
-    assert_eq!(cluster.live(), 0);
+    assert!(workers(&cluster).is_empty());
 }
 
 #[test]
 fn another_link_version_is_refused_naming_both() {
-    let mut cluster = Cluster::new(1, None);
+    let mut cluster = Cluster::new(1, None, None);
     let mut old = hello(0, 0, 1, 1);
     old.link_version = 99;
     old.build_id = "waystation 0.0.9".to_owned();
@@ -140,18 +263,18 @@ fn another_link_version_is_refused_naming_both() {
 
 #[test]
 fn devices_must_exist_and_stay_the_same_in_number_and_platform() {
-    let mut cluster = Cluster::new(1, Some(2));
+    let mut cluster = Cluster::new(1, Some(2), None);
     assert!(matches!(
         cluster.join(hello(0, 0, 2, 0)),
         Err(Refusal::NoDevices { .. })
     ));
     let member = cluster.join(hello(0, 0, 2, 4)).unwrap();
-    cluster.leave(member);
+    cluster.leave(member, "");
     assert!(matches!(
         cluster.join(hello(0, 0, 2, 8)),
         Err(Refusal::DeviceCount {
-            before: 4,
-            now: 8,
+            expected: 4,
+            found: 8,
             ..
         })
     ));

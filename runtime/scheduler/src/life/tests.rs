@@ -1,7 +1,9 @@
 //! A worker's life on a paused clock.
 
 use tokio_stream::wrappers::ReceiverStream;
-use waystation_proto::waystation::scheduler::{Beat, WorkerInventory, worker_inventory::Device};
+use waystation_proto::waystation::scheduler::{
+    Beat, Leaving, WorkerInventory, worker_inventory::Device,
+};
 
 use super::*;
 use crate::cluster::Cluster;
@@ -65,7 +67,7 @@ impl Worker {
 
 #[tokio::test(start_paused = true)]
 async fn beats_keep_a_worker_alive_and_silence_for_the_lease_kills_it() {
-    let state = State::new(Cluster::new(1, None));
+    let state = State::new(Cluster::new(1, None, None), LEASE);
     let mut worker = start(&state);
     worker.hello(0).await;
     assert_eq!(
@@ -74,7 +76,7 @@ async fn beats_keep_a_worker_alive_and_silence_for_the_lease_kills_it() {
     );
     for _ in 0..5 {
         tokio::time::sleep(LEASE - Duration::from_secs(1)).await;
-        worker.report(Report::Beat(Beat {})).await;
+        worker.report(Report::Beat(Beat::default())).await;
     }
     tokio::time::sleep(LEASE - Duration::from_secs(1)).await;
     assert_eq!(state.status().workers.len(), 1);
@@ -87,12 +89,10 @@ async fn beats_keep_a_worker_alive_and_silence_for_the_lease_kills_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_order_waits_for_the_workers_before_it() {
-    let state = State::new(Cluster::new(2, None));
+async fn the_order_waits_until_the_size_of_the_slices_before_it_is_known() {
+    let state = State::new(Cluster::new(2, None, None), LEASE);
     let mut second = start(&state);
     second.hello(1).await;
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(second.orders.try_recv().is_err());
     let mut first = start(&state);
     first.hello(0).await;
     assert_eq!(
@@ -107,7 +107,7 @@ async fn the_order_waits_for_the_workers_before_it() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_ends_frees_the_place_at_once() {
-    let state = State::new(Cluster::new(1, None));
+    let state = State::new(Cluster::new(1, None, None), LEASE);
     let worker = start(&state);
     worker.hello(0).await;
     tokio::time::sleep(Duration::from_millis(1)).await;
@@ -118,18 +118,30 @@ async fn a_stream_that_ends_frees_the_place_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_worker_that_leaves_says_so_and_its_place_is_free_at_once() {
+    let state = State::new(Cluster::new(1, None, None), LEASE);
+    let mut worker = start(&state);
+    worker.hello(0).await;
+    worker.orders.recv().await.unwrap().unwrap();
+    worker.report(Report::Leaving(Leaving {})).await;
+    let status = worker.farewell().await;
+    assert!(status.message().contains("told to end"), "{status}");
+    assert!(state.status().workers.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
 async fn silence_or_a_beat_before_hello_is_refused() {
-    let state = State::new(Cluster::new(1, None));
+    let state = State::new(Cluster::new(1, None, None), LEASE);
     let mut silent = start(&state);
     assert_eq!(silent.farewell().await.code(), tonic::Code::InvalidArgument);
     let mut hasty = start(&state);
-    hasty.report(Report::Beat(Beat {})).await;
+    hasty.report(Report::Beat(Beat::default())).await;
     assert_eq!(hasty.farewell().await.code(), tonic::Code::InvalidArgument);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_second_hello_ends_the_worker() {
-    let state = State::new(Cluster::new(1, None));
+    let state = State::new(Cluster::new(1, None, None), LEASE);
     let mut worker = start(&state);
     worker.hello(0).await;
     worker.orders.recv().await.unwrap().unwrap();
@@ -140,7 +152,7 @@ async fn a_second_hello_ends_the_worker() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stopping_resource_manager_says_so() {
-    let state = State::new(Cluster::new(1, None));
+    let state = State::new(Cluster::new(1, None, None), LEASE);
     let mut worker = start(&state);
     worker.hello(0).await;
     worker.orders.recv().await.unwrap().unwrap();

@@ -120,12 +120,22 @@ impl Session {
             device_ids,
             xla_flags,
             processes,
+            stand_in,
         } = op;
-        let placement = self.placement(&device_ids, &processes);
+        let (placement, ordinals) = match stand_in {
+            true => (
+                Ok(None),
+                Arc::new(device_ids.iter().copied().zip(0..).collect()),
+            ),
+            false => {
+                let placement = self.placement(&device_ids, &processes);
+                (placement, Arc::clone(&self.ordinals))
+            }
+        };
         let asked = Request {
             program,
             options,
-            ordinals: Arc::clone(&self.ordinals),
+            ordinals,
             xla_flags,
             spanning: matches!(placement, Ok(Some(_))),
             device_ids,

@@ -484,6 +484,7 @@ impl Session {
             device_ids: device_ids.to_vec(),
             xla_flags: Vec::new(),
             processes: Vec::new(),
+            stand_in: false,
         }))
         .await;
     }

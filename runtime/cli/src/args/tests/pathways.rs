@@ -47,10 +47,10 @@ const FLAGS: &[(&str, [At; 3])] = &[
         "--resource_manager_address=other:29001",
         [None, Some(Obeyed), Some(Obeyed)],
     ),
-    ("--num_elastic_slices=1", [None, Some(Taken), None]),
+    ("--num_elastic_slices=1", [None, Some(Obeyed), None]),
     (
         "--virtual_slices=tpuv6e:2x2,tpuv6e:2x2",
-        [None, Some(Taken), None],
+        [None, Some(Obeyed), None],
     ),
     ("--xla_tpu_enable_async_collective_fusion=true", COMPILER),
     ("--xla_tpu_enable_data_parallel_all_reduce_opt=1", COMPILER),

@@ -37,24 +37,6 @@ const PART_BYTES: usize = 2 << 20;
 /// What is read to learn whether the plugin can read parts.
 const PROBE_BYTES: usize = 64;
 
-/// A save that has not been answered: a shutdown waits for it.
-struct Unanswered(Arc<Core>);
-
-impl Unanswered {
-    fn new(core: &Arc<Core>) -> Self {
-        core.saves.send_modify(|saves| *saves += 1);
-        Self(Arc::clone(core))
-    }
-}
-
-impl Drop for Unanswered {
-    fn drop(&mut self) {
-        self.0
-            .saves
-            .send_modify(|saves| *saves = saves.saturating_sub(1));
-    }
-}
-
 /// What a save needs beside its arrays.
 struct Ticket {
     request: u64,
@@ -62,7 +44,6 @@ struct Ticket {
     user_context: u64,
     cancelled: CancellationToken,
     meetings: AbortOnDropHandle<Result<Vec<Meeting>, StatusProto>>,
-    unanswered: Unanswered,
 }
 
 impl Session {
@@ -98,7 +79,6 @@ impl Session {
             user_context,
             cancelled: self.under_way(request),
             meetings: AbortOnDropHandle::new(meetings),
-            unanswered: Unanswered::new(&self.core),
         };
         let held = slots.clone();
         self.when(&slots, move |session| {
@@ -213,7 +193,6 @@ impl Session {
     fn save_done(&mut self, ticket: Ticket, saved: Result<(), StatusProto>) {
         self.persists.under_way.remove(&ticket.request);
         self.answer(ticket.request, saved.map(|()| Answer::default()));
-        drop(ticket.unanswered);
     }
 
     /// One save less is to copy a shard.

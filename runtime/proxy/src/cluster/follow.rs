@@ -1,0 +1,404 @@
+//! Keeps the links to the workers as the resource manager names them.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
+use tokio::{
+    sync::{Notify, oneshot, watch},
+    time::{Instant, sleep_until, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use waystation_proto::{
+    BUILD_ID, LINK_VERSION,
+    waystation::scheduler::{AllotRequest, Allotment, AllottedWorker, allotted_worker::Presence},
+};
+
+use super::{Cluster, ClusterWatch, Devices, device_ids};
+use crate::{
+    flags::{Flags, Verdict},
+    link::{Dial, Gang, Ids, Link},
+    status::{self, Status},
+};
+
+/// Between two attempts at a worker that does not take the proxy.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// What a proxy tells its follower.
+pub(crate) struct Follow {
+    /// `host:port`.
+    pub(crate) resource_manager: String,
+    /// Names the proxy to others.
+    pub(crate) proxy: String,
+    /// Types of the slices wanted; empty: all there are.
+    pub(crate) virtual_slices: Vec<String>,
+    /// So many slices may be missing.
+    pub(crate) elastic_slices: u32,
+    /// All workers of the proxy, to each other.
+    pub(crate) gang: Arc<Gang>,
+    pub(crate) ids: Arc<Ids>,
+    /// Asked about at the first cluster, before any session hears of it.
+    pub(crate) flags: Flags,
+    pub(crate) verdict: oneshot::Sender<Verdict>,
+    pub(crate) local_transfers: bool,
+    pub(crate) shutdown: CancellationToken,
+}
+
+/// Follows the resource manager's allotments and keeps the newest cluster connected, until the shutdown.
+pub(crate) fn follow(follow: Follow) -> ClusterWatch {
+    let (sender, receiver) = watch::channel((None, "waiting for the resource manager".to_owned()));
+    let request = AllotRequest {
+        link_version: LINK_VERSION,
+        build_id: BUILD_ID.to_owned(),
+        proxy: follow.proxy,
+        virtual_slices: follow.virtual_slices,
+        elastic_slices: follow.elastic_slices,
+        ..AllotRequest::default()
+    };
+    let shutdown = follow.shutdown;
+    let allotments =
+        waystation_scheduler::client::watch(follow.resource_manager, request, shutdown.clone());
+    let follower = Follower {
+        gang: follow.gang,
+        ids: follow.ids,
+        flags: follow.flags,
+        verdict: Some(follow.verdict),
+        dial: Dial {
+            lease: waystation_scheduler::DEFAULT_LEASE,
+            local_transfers: follow.local_transfers,
+            deaths: Arc::new(Notify::new()),
+        },
+        sender,
+        epoch: 0,
+        complete: false,
+        places: Vec::new(),
+        devices: None,
+        dialling: FuturesUnordered::new(),
+    };
+    tokio::spawn(async move {
+        tokio::select! {
+            () = shutdown.cancelled() => {}
+            () = follower.run(allotments) => {}
+        }
+    });
+    receiver
+}
+
+/// One place of the cluster, and the way to its worker.
+struct Place {
+    worker: AllottedWorker,
+    link: Option<Arc<Link>>,
+    dialled: bool,
+    /// Not before it is the worker dialled again.
+    retry: Option<Instant>,
+}
+
+impl Place {
+    fn new(worker: AllottedWorker) -> Self {
+        Self {
+            worker,
+            link: None,
+            dialled: false,
+            retry: None,
+        }
+    }
+
+    fn is_alive(&self) -> bool {
+        self.link.as_ref().is_some_and(|link| !link.is_dead())
+    }
+
+    /// There is a worker, and no way to it.
+    fn wants_link(&self) -> bool {
+        self.worker.presence() == Presence::Here && !self.is_alive() && !self.dialled
+    }
+
+    fn name(&self) -> String {
+        let AllottedWorker {
+            slice,
+            task,
+            address,
+            ..
+        } = &self.worker;
+        match address.as_str() {
+            "" => format!("slice {slice} task {task}"),
+            address => format!("slice {slice} task {task} at {address}"),
+        }
+    }
+
+    fn is_at(&self, other: &AllottedWorker) -> bool {
+        (self.worker.slice, self.worker.task) == (other.slice, other.task)
+    }
+
+    fn has_devices_of(&self, other: &AllottedWorker) -> bool {
+        device_ids(&self.worker) == device_ids(other)
+            && self.worker.virtual_slice == other.virtual_slice
+    }
+}
+
+/// A dialled link, with the place and the epoch that it is for.
+type Dialled = BoxFuture<'static, (usize, u64, Result<Arc<Link>, Status>)>;
+
+struct Follower {
+    gang: Arc<Gang>,
+    ids: Arc<Ids>,
+    flags: Flags,
+    verdict: Option<oneshot::Sender<Verdict>>,
+    dial: Dial,
+    sender: watch::Sender<(Option<Arc<Cluster>>, String)>,
+    epoch: u64,
+    /// As many slices are there as the proxy wants.
+    complete: bool,
+    places: Vec<Place>,
+    /// Those of `places`, once a cluster has been published.
+    devices: Option<Arc<Devices>>,
+    dialling: FuturesUnordered<Dialled>,
+}
+
+impl Follower {
+    async fn run(mut self, mut allotments: watch::Receiver<Option<Allotment>>) {
+        loop {
+            let allotment = allotments.borrow_and_update().clone();
+            if let Some(allotment) = allotment {
+                self.take(allotment);
+            }
+            // Until the next allotment.
+            loop {
+                self.dial_workers();
+                if self.publish().await.is_break() {
+                    return;
+                }
+                let retry = self.places.iter().filter(|place| place.wants_link());
+                let retry = retry.filter_map(|place| place.retry).min();
+                let deaths = Arc::clone(&self.dial.deaths);
+                tokio::select! {
+                    changed = allotments.changed() => match changed {
+                        Ok(()) => break,
+                        Err(_) => return,
+                    },
+                    Some((place, epoch, dialled)) = self.dialling.next() => {
+                        self.dialled(place, epoch, dialled);
+                    }
+                    () = deaths.notified() => {}
+                    () = async { sleep_until(retry.unwrap_or_else(Instant::now)).await }, if retry.is_some() => {}
+                }
+            }
+        }
+    }
+
+    /// What the resource manager says now.
+    fn take(&mut self, allotment: Allotment) {
+        let published = self.devices.is_some();
+        if !allotment.complete {
+            tracing::info!(progress = %allotment.progress, "waiting for workers");
+        }
+        self.sender
+            .send_modify(|state| state.1.clone_from(&allotment.progress));
+        if allotment.epoch == 0 {
+            self.complete = false;
+            return;
+        }
+        if allotment.lease_ms > 0 {
+            self.dial.lease = Duration::from_millis(allotment.lease_ms.into());
+        }
+        self.complete = allotment.complete;
+        // A resource manager that has started anew learns of the workers bit by bit; what it does not know is as it was.
+        let known = |worker: &AllottedWorker| {
+            let mut places = self.places.iter();
+            places.any(|place| place.is_at(worker) && place.has_devices_of(worker))
+        };
+        let same = published && allotment.workers.iter().all(known);
+        if !same && published && !allotment.complete {
+            return;
+        }
+        if allotment.epoch != self.epoch {
+            for place in &self.places {
+                if let Some(link) = &place.link {
+                    link.lose("another proxy has had the worker");
+                }
+            }
+            self.epoch = allotment.epoch;
+        }
+        if !same {
+            self.devices = None;
+            let workers = allotment.workers.into_iter();
+            let mut places: Vec<Place> = workers.map(Place::new).collect();
+            for place in &mut places {
+                let before = self
+                    .places
+                    .iter_mut()
+                    .find(|before| before.is_at(&place.worker));
+                let keeps = |before: &&mut Place| {
+                    before.worker.address == place.worker.address
+                        && before.has_devices_of(&place.worker)
+                };
+                if let Some(before) = before.filter(keeps) {
+                    place.link = before.link.take();
+                }
+            }
+            self.places = places;
+            // What is being dialled is for places of before.
+            self.dialling = FuturesUnordered::new();
+            return;
+        }
+        for worker in allotment.workers {
+            let Some(place) = self.places.iter_mut().find(|place| place.is_at(&worker)) else {
+                continue;
+            };
+            match worker.presence() {
+                Presence::NotSeen => continue,
+                Presence::Gone => {
+                    if let Some(link) = &place.link {
+                        link.lose(&worker.reason);
+                    }
+                }
+                Presence::Here if worker.address != place.worker.address => {
+                    if let Some(link) = &place.link {
+                        link.lose("another worker has its place");
+                    }
+                    place.retry = None;
+                }
+                Presence::Here => {}
+            }
+            place.worker = worker;
+        }
+    }
+
+    /// Dials the workers that have no link.
+    fn dial_workers(&mut self) {
+        let now = Instant::now();
+        for (index, place) in self.places.iter_mut().enumerate() {
+            if !place.wants_link() || place.retry.is_some_and(|at| at > now) {
+                continue;
+            }
+            place.dialled = true;
+            let epoch = self.epoch;
+            let lease = self.dial.lease;
+            let name = place.name();
+            let (address, ids) = (place.worker.address.clone(), device_ids(&place.worker));
+            let (attempt, gang, dial) =
+                (self.ids.next(), Arc::clone(&self.gang), self.dial.clone());
+            self.dialling.push(
+                async move {
+                    let connect =
+                        Link::connect(name.clone(), address, epoch, ids, attempt, &gang, dial);
+                    // A worker that has hung takes the connection and says nothing.
+                    let link = timeout(lease, connect).await.unwrap_or_else(|_| {
+                        Err(status::worker_lost(&name, "it does not take the proxy"))
+                    });
+                    (index, epoch, link)
+                }
+                .boxed(),
+            );
+        }
+    }
+
+    fn dialled(&mut self, index: usize, epoch: u64, link: Result<Arc<Link>, Status>) {
+        let Some(place) = self.places.get_mut(index) else {
+            return;
+        };
+        place.dialled = false;
+        match link {
+            Ok(link) if epoch == self.epoch && *link.address == *place.worker.address => {
+                tracing::info!(worker = %link.name, "attached");
+                place.link = Some(link);
+                place.retry = None;
+            }
+            // Of before; it is dialled again.
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!(error = %error.message, "could not attach to a worker, trying again");
+                place.retry = Some(Instant::now() + RETRY);
+                if self.devices.is_none() {
+                    self.sender.send_modify(|state| state.1 = error.message);
+                }
+            }
+        }
+    }
+
+    /// Tells sessions of links that have changed. The first time it waits until all workers that are there are attached.
+    async fn publish(&mut self) -> std::ops::ControlFlow<()> {
+        use std::ops::ControlFlow::{Break, Continue};
+
+        let first = self.devices.is_none();
+        let waits = |place: &Place| place.worker.presence() == Presence::Here && !place.is_alive();
+        if first && (!self.complete || self.places.iter().any(waits)) {
+            return Continue(());
+        }
+        let now = self.sender.borrow().0.clone();
+        let unchanged = now.filter(|_| !first).is_some_and(|now| {
+            let mut links = self.places.iter().zip(&now.links);
+            // A dead link stays until there is another.
+            links.all(|(place, link)| {
+                let dead = place.link.is_none() && link.is_dead();
+                dead || place
+                    .link
+                    .as_ref()
+                    .is_some_and(|new| new.is_same_wire(link))
+            })
+        });
+        if unchanged {
+            return Continue(());
+        }
+        if self.verdict.is_some() {
+            let alive = self.places.iter().find(|place| place.is_alive());
+            match self
+                .flags
+                .check(alive.and_then(|place| place.link.as_ref()), &self.ids)
+                .await
+            {
+                Ok(said) => {
+                    let refused = matches!(said, Verdict::Refused(_));
+                    if let Some(verdict) = self.verdict.take() {
+                        // Nobody listens any more when the proxy is going down.
+                        let _ = verdict.send(said);
+                    }
+                    if refused {
+                        return Break(());
+                    }
+                }
+                // The worker is gone: it is dialled again, or missed.
+                Err(error) => {
+                    tracing::warn!(error = %error.message, "no worker could be asked about the flags");
+                    return Continue(());
+                }
+            }
+        }
+        let workers: Vec<AllottedWorker> = self.places.iter().map(|p| p.worker.clone()).collect();
+        let devices = self
+            .devices
+            .get_or_insert_with(|| Arc::new(Devices::new(&workers)));
+        let mut links = Vec::with_capacity(self.places.len());
+        for place in &self.places {
+            let link = match &place.link {
+                Some(link) => Ok(Arc::clone(link)),
+                None => Link::to_nobody(
+                    place.name(),
+                    self.epoch,
+                    "it has not come yet",
+                    &self.gang,
+                    self.dial.clone(),
+                ),
+            };
+            match link {
+                Ok(link) => links.push(link),
+                Err(error) => {
+                    tracing::error!(error = %error.message, "no link for a place without a worker");
+                    return Break(());
+                }
+            }
+        }
+        tracing::info!(
+            devices = devices.all.len(),
+            workers = links.iter().filter(|link| !link.is_dead()).count(),
+            places = links.len(),
+            "cluster ready"
+        );
+        let cluster = Cluster {
+            devices: Arc::clone(devices),
+            links,
+        };
+        self.gang.tell();
+        self.sender
+            .send_modify(|state| state.0 = Some(Arc::new(cluster)));
+        Continue(())
+    }
+}

@@ -1,0 +1,56 @@
+//! Which proxy's lease the worker serves, as others than the dispatch thread need to know it.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use tokio::sync::watch;
+
+/// Shared by reference count.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    epoch: Arc<AtomicU64>,
+    /// Op streams that are open.
+    streams: watch::Sender<usize>,
+}
+
+impl Lease {
+    pub(crate) fn new() -> Lease {
+        Lease {
+            epoch: Arc::default(),
+            streams: watch::Sender::new(0),
+        }
+    }
+
+    /// The epoch that is served, 0 for none; kept up to date.
+    pub(crate) fn epoch(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.epoch)
+    }
+
+    pub(crate) fn serves(&self, epoch: u64) {
+        self.epoch.store(epoch, Relaxed);
+    }
+
+    /// Counts an op stream until the returned guard drops.
+    pub(crate) fn stream(self: &Arc<Self>) -> OpenStream {
+        self.streams.send_modify(|open| *open += 1);
+        OpenStream(Arc::clone(self))
+    }
+
+    /// Waits until no op stream is open.
+    pub(crate) async fn no_streams(&self) {
+        // The sender lives as long as this.
+        let _ = self.streams.subscribe().wait_for(|open| *open == 0).await;
+    }
+}
+
+/// An op stream.
+#[derive(Debug)]
+pub(crate) struct OpenStream(Arc<Lease>);
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        self.0.streams.send_modify(|open| *open -= 1);
+    }
+}
