@@ -7,6 +7,7 @@ mod answers;
 mod copy;
 mod execution;
 mod launch;
+mod launches;
 mod peers;
 mod persist;
 mod program;
@@ -29,7 +30,7 @@ use waystation_proto::{
 };
 
 use self::{
-    launch::Launches, peers::Lease, persist::Persists, program::Program, put::Puts,
+    launches::Launches, peers::Lease, persist::Persists, program::Program, put::Puts,
     read::Transfers, reshard::Reshards, room::Room, watch::Watches,
 };
 pub(crate) use self::{

@@ -3,10 +3,12 @@
 use std::{rc::Rc, sync::Arc};
 
 use waystation_pjrt::{Buffer, ExecuteOptions, Execution};
+use waystation_proto::{tensorflow::StatusProto, waystation::worker::Execute};
 
 use super::{program::Loaded, span::Part};
 use crate::{
     ledger::Ask,
+    status,
     table::{Shard, Slot},
     usage::Cause,
     window::Permit,
@@ -123,4 +125,40 @@ impl Launch {
             non_donatable: kept.to_vec(),
         }
     }
+}
+
+/// The shards that an execution takes over and a save is to copy. `args`: [argument][device].
+pub(super) fn saved(
+    args: &[Rc<Slot>],
+    donated: impl Iterator<Item = usize>,
+    devices: usize,
+) -> Vec<Rc<Slot>> {
+    let own = donated.flat_map(|parameter| {
+        let start = parameter.saturating_mul(devices);
+        args.iter().skip(start).take(devices)
+    });
+    own.filter(|slot| slot.is_being_saved()).cloned().collect()
+}
+
+/// Whether the op's counts are those of the program.
+pub(super) fn fits(op: &Execute, loaded: &Loaded, devices: usize) -> Result<(), StatusProto> {
+    let (parameters, results) = (
+        loaded.info.parameters.len(),
+        loaded.executable.num_outputs(),
+    );
+    if usize::try_from(op.num_results).ok() != Some(results) {
+        return Err(status::invalid(format!(
+            "executable {} ({}) has {results} results, {} were asked for",
+            op.executable, loaded.info.name, op.num_results
+        )));
+    }
+    if parameters.checked_mul(devices) != Some(op.args.len()) {
+        return Err(status::invalid(format!(
+            "executable {} ({}) takes {parameters} arguments on {devices} devices, {} shards came",
+            op.executable,
+            loaded.info.name,
+            op.args.len()
+        )));
+    }
+    Ok(())
 }

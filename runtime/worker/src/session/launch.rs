@@ -1,20 +1,17 @@
 //! Execute. An execution whose inputs all have buffers goes to the plugin at once, as long as few enough are in flight; the
 //! results have buffers then, though the device computes still. Others wait without holding up what comes behind.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    rc::Rc,
-    sync::Arc,
-};
+use std::{rc::Rc, sync::Arc};
 
 use waystation_pjrt::Execution;
 use waystation_proto::{tensorflow::StatusProto, waystation::worker::Execute};
 
 use super::{
     Session,
-    execution::Launch,
+    execution::{Launch, fits, saved},
+    launches::{InFlight, Next},
     program::{Loaded, Program},
-    span::{Part, Starting, Waiting},
+    span::Part,
 };
 use crate::{
     counters,
@@ -25,100 +22,6 @@ use crate::{
     usage::Cause,
     window::Permit,
 };
-
-/// Executions of a session.
-#[derive(Default)]
-pub(super) struct Launches {
-    /// Those whose inputs are there, in stream order.
-    ready: BTreeMap<u64, Launch>,
-    /// Parts of those that span workers and have not started, in stream order.
-    pub(super) spanning: BTreeMap<u64, Waiting>,
-    /// Parts that are being handed to the plugin.
-    pub(super) starting: HashMap<u64, Starting>,
-    /// Those handed to the plugin; what they hold of the devices is free when they end.
-    pub(super) in_flight: HashMap<u64, InFlight>,
-}
-
-/// Parts of launches that span workers, started and not ended. With those within this worker, fewer than a CPU plugin takes
-/// for a device without blocking its caller.
-const PARTS: usize = 4;
-
-/// What is started next.
-enum Next {
-    Local,
-    Part,
-}
-
-impl Launches {
-    fn count(&self, which: impl Fn(&InFlight) -> bool) -> usize {
-        self.in_flight
-            .values()
-            .filter(|record| which(record))
-            .count()
-    }
-
-    /// What can start now, the first in the stream if both can.
-    ///
-    /// The plugin's own collectives take a thread of its pool for each device until all have one, and so may parts of launches that
-    /// span workers; half of the one and half of the other would wait for ever. So they never run at the same time.
-    fn next(&self, limit: usize) -> Option<Next> {
-        let part = self.spanning.first_key_value();
-        let part = part
-            .filter(|(_, waiting)| waiting.is_ready())
-            .map(|(sequence, _)| *sequence);
-        let local = self.ready.first_key_value();
-        let local = local.map(|(sequence, launch)| (*sequence, launch.ordinals.len() > 1));
-        let parts = self.starting.len() + self.count(|record| record.part.is_some());
-        let part_may = part.filter(|part| {
-            let natives = || self.count(|record| record.part.is_none() && record.devices > 1);
-            let earlier_native = local.is_some_and(|(local, native)| native && local < *part);
-            parts < PARTS && !earlier_native && natives() == 0
-        });
-        let local_may = local.filter(|(local, native)| {
-            let others = self.in_flight.len() + self.starting.len() - parts;
-            let waits = *native && (parts > 0 || part.is_some_and(|part| part < *local));
-            others < limit && !waits
-        });
-        match (part_may, local_may) {
-            (None, None) => None,
-            (Some(part), Some((local, _))) if local < part => Some(Next::Local),
-            (Some(_), _) => Some(Next::Part),
-            (None, Some(_)) => Some(Next::Local),
-        }
-    }
-}
-
-pub(super) struct InFlight {
-    /// Not to be destroyed while it runs.
-    loaded: Arc<Loaded>,
-    origin: Rc<Origin>,
-    /// Held until the end: the device reads them, whatever the client has dropped. A failure of their making is the cause of
-    /// one here.
-    inputs: Vec<Rc<Shard>>,
-    /// The temporaries.
-    room: Vec<Charge>,
-    watch: u64,
-    /// Devices here.
-    devices: usize,
-    /// The first of them.
-    device: usize,
-    /// Set if other workers have parts of it.
-    pub(super) part: Option<Part>,
-}
-
-impl InFlight {
-    /// An execution that made an input and has not ended.
-    pub(super) fn open_input(&self) -> Option<Rc<Origin>> {
-        let open = self.inputs.iter().find(|input| !input.origin.is_ready());
-        open.map(|input| Rc::clone(&input.origin))
-    }
-
-    /// The failure that it has from elsewhere: of an input's making, or of another worker's part.
-    pub(super) fn cause(&self) -> Option<Fault> {
-        let input = self.inputs.iter().find_map(|input| input.origin.fault());
-        input.or_else(|| self.part.as_ref()?.fault(self.origin.user_context()))
-    }
-}
 
 impl Session {
     pub(super) fn execute(&mut self, op: Execute, permit: Permit) {
@@ -547,35 +450,3 @@ type Prepared = (Vec<Rc<Shard>>, Vec<i64>, Vec<Charge>);
 
 /// Result shards that one execution may have.
 const MAX_RESULT_SHARDS: usize = 1 << 22;
-
-/// The shards that an execution takes over and a save is to copy. `args`: [argument][device].
-fn saved(args: &[Rc<Slot>], donated: impl Iterator<Item = usize>, devices: usize) -> Vec<Rc<Slot>> {
-    let own = donated.flat_map(|parameter| {
-        let start = parameter.saturating_mul(devices);
-        args.iter().skip(start).take(devices)
-    });
-    own.filter(|slot| slot.is_being_saved()).cloned().collect()
-}
-
-/// Whether the op's counts are those of the program.
-fn fits(op: &Execute, loaded: &Loaded, devices: usize) -> Result<(), StatusProto> {
-    let (parameters, results) = (
-        loaded.info.parameters.len(),
-        loaded.executable.num_outputs(),
-    );
-    if usize::try_from(op.num_results).ok() != Some(results) {
-        return Err(status::invalid(format!(
-            "executable {} ({}) has {results} results, {} were asked for",
-            op.executable, loaded.info.name, op.num_results
-        )));
-    }
-    if parameters.checked_mul(devices) != Some(op.args.len()) {
-        return Err(status::invalid(format!(
-            "executable {} ({}) takes {parameters} arguments on {devices} devices, {} shards came",
-            op.executable,
-            loaded.info.name,
-            op.args.len()
-        )));
-    }
-    Ok(())
-}

@@ -1,0 +1,112 @@
+//! Executions of a session, from when their inputs are there until they have ended, and which of them goes next.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    rc::Rc,
+    sync::Arc,
+};
+
+use super::{
+    execution::Launch,
+    program::Loaded,
+    span::{Part, Starting, Waiting},
+};
+use crate::{
+    ledger::Charge,
+    status::Fault,
+    table::{Origin, Shard},
+};
+
+/// Executions of a session.
+#[derive(Default)]
+pub(super) struct Launches {
+    /// Those whose inputs are there, in stream order.
+    pub(super) ready: BTreeMap<u64, Launch>,
+    /// Parts of those that span workers and have not started, in stream order.
+    pub(super) spanning: BTreeMap<u64, Waiting>,
+    /// Parts that are being handed to the plugin.
+    pub(super) starting: HashMap<u64, Starting>,
+    /// Those handed to the plugin; what they hold of the devices is free when they end.
+    pub(super) in_flight: HashMap<u64, InFlight>,
+}
+
+/// Parts of launches that span workers, started and not ended. With those within this worker, fewer than a CPU plugin takes
+/// for a device without blocking its caller.
+const PARTS: usize = 4;
+
+/// What is started next.
+pub(super) enum Next {
+    Local,
+    Part,
+}
+
+impl Launches {
+    fn count(&self, which: impl Fn(&InFlight) -> bool) -> usize {
+        self.in_flight
+            .values()
+            .filter(|record| which(record))
+            .count()
+    }
+
+    /// What can start now, the first in the stream if both can.
+    ///
+    /// The plugin's own collectives take a thread of its pool for each device until all have one, and so may parts of launches that
+    /// span workers; half of the one and half of the other would wait for ever. So they never run at the same time.
+    pub(super) fn next(&self, limit: usize) -> Option<Next> {
+        let part = self.spanning.first_key_value();
+        let part = part
+            .filter(|(_, waiting)| waiting.is_ready())
+            .map(|(sequence, _)| *sequence);
+        let local = self.ready.first_key_value();
+        let local = local.map(|(sequence, launch)| (*sequence, launch.ordinals.len() > 1));
+        let parts = self.starting.len() + self.count(|record| record.part.is_some());
+        let part_may = part.filter(|part| {
+            let natives = || self.count(|record| record.part.is_none() && record.devices > 1);
+            let earlier_native = local.is_some_and(|(local, native)| native && local < *part);
+            parts < PARTS && !earlier_native && natives() == 0
+        });
+        let local_may = local.filter(|(local, native)| {
+            let others = self.in_flight.len() + self.starting.len() - parts;
+            let waits = *native && (parts > 0 || part.is_some_and(|part| part < *local));
+            others < limit && !waits
+        });
+        match (part_may, local_may) {
+            (None, None) => None,
+            (Some(part), Some((local, _))) if local < part => Some(Next::Local),
+            (Some(_), _) => Some(Next::Part),
+            (None, Some(_)) => Some(Next::Local),
+        }
+    }
+}
+
+pub(super) struct InFlight {
+    /// Not to be destroyed while it runs.
+    pub(super) loaded: Arc<Loaded>,
+    pub(super) origin: Rc<Origin>,
+    /// Held until the end: the device reads them, whatever the client has dropped. A failure of their making is the cause of
+    /// one here.
+    pub(super) inputs: Vec<Rc<Shard>>,
+    /// The temporaries.
+    pub(super) room: Vec<Charge>,
+    pub(super) watch: u64,
+    /// Devices here.
+    pub(super) devices: usize,
+    /// The first of them.
+    pub(super) device: usize,
+    /// Set if other workers have parts of it.
+    pub(super) part: Option<Part>,
+}
+
+impl InFlight {
+    /// An execution that made an input and has not ended.
+    pub(super) fn open_input(&self) -> Option<Rc<Origin>> {
+        let open = self.inputs.iter().find(|input| !input.origin.is_ready());
+        open.map(|input| Rc::clone(&input.origin))
+    }
+
+    /// The failure that it has from elsewhere: of an input's making, or of another worker's part.
+    pub(super) fn cause(&self) -> Option<Fault> {
+        let input = self.inputs.iter().find_map(|input| input.origin.fault());
+        input.or_else(|| self.part.as_ref()?.fault(self.origin.user_context()))
+    }
+}
