@@ -101,6 +101,13 @@ def each_partition_knows_its_place():
 
 
 @check
+def mapped_in_parallel():
+    value = values((8, 3), "float32")
+    f = jax.pmap(lambda a: lax.psum(a, "x") + lax.axis_index("x"), axis_name="x")
+    equal(f(value), value.sum(0) + np.arange(8, dtype=np.float32)[:, None])
+
+
+@check
 def inside_of_loops_and_branches():
     m = mesh(8)
     value = values((8, 4), "float32")
