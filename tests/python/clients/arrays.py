@@ -181,22 +181,9 @@ def device_put_to_other_shardings():
     for source in targets:
         array = jax.device_put(value, source)
         for target in targets:
-            if not NATIVE and spans_two_workers_by_program(source, target):
-                continue
             moved = jax.device_put(array, target)
             assert moved.sharding.is_equivalent_to(target, 2)
             same(fresh(moved), value)
-
-
-def spans_two_workers_by_program(source, target):
-    """JAX moves a permuted mesh of the same shape by RemapArrays and an identity program over all its devices, which more
-    than one worker cannot run yet."""
-    return (
-        len(status()["workers"]) > 1
-        and len(source.device_set) == 8
-        and source.device_set == target.device_set
-        and source._device_assignment != target._device_assignment  # pylint: disable=protected-access
-    )
 
 
 @check
