@@ -85,8 +85,8 @@ def shardings(state, mesh, rows, columns):
 class Job:
     """What is trained, on which devices: the programs of this job and where their arguments lie."""
 
-    def __init__(self, devices, constant=1.0):
-        self.mesh = Mesh(np.array(devices).reshape(2, 2), ("data", "model"))
+    def __init__(self, devices, constant=1.0, shape=(2, 2)):
+        self.mesh = Mesh(np.array(devices).reshape(shape), ("data", "model"))
         self.by_rows = NamedSharding(self.mesh, P("data"))
         self.everywhere = NamedSharding(self.mesh, P())
         model = Transformer(vocabulary())
@@ -152,7 +152,9 @@ def main():
     parser.add_argument(
         "--constant", type=float, default=1.0, help="a number in the reporting program, and in no other program"
     )
+    parser.add_argument("--mesh", default="2x2", metavar="RxC", help="devices for the batch times devices for the matrices")
     options = parser.parse_args()
+    shape = tuple(int(size) for size in options.mesh.split("x"))
     if options.checkpoint is None:
         options.checkpoint = pathlib.Path(tempfile.mkdtemp(prefix="waystation-train-"))
 
@@ -165,8 +167,8 @@ def main():
     if on_server:
         assert handler == "CloudPathwaysArrayHandler", f"arrays would be saved through this process, by {handler}"
 
-    devices = jax.devices()[:4]
-    job = Job(devices, options.constant)
+    devices = jax.devices()[: shape[0] * shape[1]]
+    job = Job(devices, options.constant, shape)
     print(
         f"JAX {jax.__version__} on {jax.device_count()} devices ({devices[0].client.runtime_type}), mesh {dict(job.mesh.shape)}"
     )
@@ -191,7 +193,7 @@ def main():
 
     # Save, and restore into a fresh state whose leaves lie otherwise: the mesh's axes change places and its devices order.
     jax.block_until_ready(state)
-    other_mesh = Mesh(np.array(devices[::-1]).reshape(2, 2), ("data", "model"))
+    other_mesh = Mesh(np.array(devices[::-1]).reshape(shape), ("data", "model"))
     other = shardings(job.shapes, other_mesh, "model", "data")
     before = server_status()
     start = time.monotonic()

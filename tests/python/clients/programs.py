@@ -122,7 +122,8 @@ def psum_in_shard_map():
     f = jax.jit(shard_map(lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=P("x", "y"), out_specs=P(None, "y")))
     close(f(x), x.reshape(4, 2, 4).sum(0))
     text = f.lower(x).compile().as_text()
-    assert "all-reduce" in text, text[:500]
+    # Of a program over several workers, what stands in for it.
+    assert "all-reduce" in text or "waystation_collective" in text, text[:500]
     assert "ENTRY" in text and "HloModule" in text, text[:500]
 
 
