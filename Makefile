@@ -41,7 +41,7 @@ conformance: build venv ## JAX's own tests: make conformance JAX_SRC=DIR [SET=qu
 	@tests/tools/conformance.sh $(BINARY) "$(JAX_SRC)" "$(HARNESS)" $(SET) $(JAX)
 
 bench: build venv ## speed against native JAX and a null server on this machine; a table, and JSON in bench-results/
-	$(CARGO) build --release --locked --bin null_server --bin load --bin cache_bench --bin checkpoint_bench --bin gang_bench --bin gcs_double
+	$(CARGO) build --release --locked --bin null_server --bin load --bin cache_bench --bin checkpoint_bench --bin gang_bench --bin loopback_bench --bin gcs_double
 	$(VENV)/bin/python tests/bench/bench.py --binary $(BINARY)
 
 fmt: need-cargo ## format the Rust code

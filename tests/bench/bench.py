@@ -21,6 +21,7 @@ goes to stdout, everything to a JSON file.
   checkpoint         saves and restores of 1 GB, against Orbax on native JAX, zstd on all cores, and the disk
   checkpoint_memory  what worker, proxy and Python grow by in one, and what each of two workers reads
   objects            2,000 small arrays on a store with 30 ms of latency, against Orbax on native JAX
+  spanning  train steps, all-reduce, arrays that move and compiles over two workers, against one worker and raw TCP
 """
 
 import argparse
@@ -41,11 +42,12 @@ from cache import TINY, CacheParts
 from checkpoint import CheckpointParts
 from figures import Asked, number
 from sides import Sides
+from spanning import SpanningParts
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PARTS = (
     "train", "dispatch", "latency", "transfer", "memory", "gang", "clients", "warm", "hits", "keys", "flights", "cold",
-    "checkpoint", "checkpoint_memory", "objects",
+    "checkpoint", "checkpoint_memory", "objects", "spanning",
 )  # fmt: skip
 MIB = 1 << 20
 # CPU of proxy and worker that an execution may cost beyond XLA's own.
@@ -59,7 +61,7 @@ CLIENTS = 16
 WORKER_CPU_US = 15
 
 
-class Bench(CacheParts, CheckpointParts):
+class Bench(CacheParts, CheckpointParts, SpanningParts):
     def __init__(self, sides, pairs, quick, plugin, checkpoint_bytes):
         self.sides = sides
         self.pairs = pairs
@@ -400,7 +402,7 @@ def main():
     for path, what in ((binary, "make build"), (null_server, "cargo build --release --bin null_server")):
         if not path.is_file():
             parser.error(f"no binary at {path}: run `{what}` first")
-    for name in ("load", "cache_bench", "checkpoint_bench", "gang_bench", "gcs_double"):
+    for name in ("load", "cache_bench", "checkpoint_bench", "gang_bench", "loopback_bench", "gcs_double"):
         if not null_server.with_name(name).is_file():
             parser.error(f"no {name} beside {null_server}: run `cargo build --release --bin {name}` first")
     wanted = args.only.split(",")

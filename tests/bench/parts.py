@@ -118,6 +118,44 @@ def transfer(size_bytes, shards=1):
     return leg
 
 
+def all_reduce(size_bytes):
+    """The sum over all devices of so many bytes on each."""
+    import jax
+
+    whole, cut = over_all_devices()
+    array = jax.device_put(np.ones((len(jax.devices()), size_bytes // 4), np.float32), cut)
+    add_up = jax.jit(lambda a: a.sum(0), out_shardings=whole)
+    add_up(array).block_until_ready()
+
+    def leg():
+        start = now()
+        add_up(array).block_until_ready()
+        return {"seconds": now() - start}
+
+    return leg
+
+
+def moved(size_bytes):
+    """An array moves from the first half of the devices to the second."""
+    import jax
+
+    devices = jax.devices()
+    half = len(devices) // 2
+    here, there = (
+        jax.sharding.NamedSharding(jax.sharding.Mesh(np.array(of), ("d",)), jax.sharding.PartitionSpec("d"))
+        for of in (devices[:half], devices[half:])
+    )
+    array = jax.device_put(np.ones(size_bytes // 4, np.float32), here)
+    array.block_until_ready()
+
+    def leg():
+        start = now()
+        jax.device_put(array, there).block_until_ready()
+        return {"seconds": now() - start}
+
+    return leg
+
+
 def train_step(layers, width, batch, sequence=64, vocabulary=512, rate=1e-3):
     """A transformer's train step (Adam, donated state): (init, step), both to be jitted, and batches of tokens."""
     import jax
@@ -164,14 +202,27 @@ def train_step(layers, width, batch, sequence=64, vocabulary=512, rate=1e-3):
     return init, step, batches
 
 
-def train(**shape):
+def over_all_devices():
+    """How data-parallel training lies: (what all devices have, what is cut over them)."""
+    import jax
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("d",))
+    return tuple(jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes)) for axes in ((), ("d",)))
+
+
+def train(data_parallel=False, **shape):
     """Steps of training, each with a new batch from the host; the loss is waited for once, at the end."""
     import jax
 
     init, step, batches = train_step(**shape)
-    step = jax.jit(step, donate_argnums=(0, 1, 2))
-    state = jax.jit(init)(jax.random.key(0))
+    whole = None
+    if data_parallel:
+        whole, cut = over_all_devices()
+        batches = [jax.device_put(tokens, cut) for tokens in batches]
+    step = jax.jit(step, donate_argnums=(0, 1, 2), out_shardings=whole)
+    state = jax.jit(init, out_shardings=whole)(jax.random.key(0))
     arrays = len(jax.tree.leaves(state))
+    parameter_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state[0]))
     for tokens in batches[:5]:
         *state, loss = step(*state, tokens)
     held = [state, float(loss)]
@@ -184,7 +235,7 @@ def train(**shape):
         loss.block_until_ready()
         seconds = now() - start
         held[0] = state
-        return {"steps_per_second": steps / seconds, "steps": steps, "arrays": arrays, "loss": float(loss)}
+        return {"steps_per_second": steps / seconds, "steps": steps, "arrays": arrays, "parameter_bytes": parameter_bytes, "loss": float(loss)}
 
     return leg
 
@@ -205,17 +256,21 @@ def programs(kind, **shape):
         scale = 2 + n / 1024
         return jax.jit(lambda x: x * scale + 1).lower(np.float32(0))
 
-    if kind == "train step":
+    if kind != "tiny":
         # Draws keys, by small programs.
         state = jax.eval_shape(train_step(**shape)[0], jax.random.key(0))
 
-    def train(n):
+    def train(n, **more):
         _, step, batches = train_step(rate=1e-3 + n * 1e-7, **shape)
-        return jax.jit(step, donate_argnums=(0, 1, 2)).lower(*state, batches[0])
+        return jax.jit(step, donate_argnums=(0, 1, 2), **more).lower(*state, batches[0])
+
+    def data_parallel(n):
+        whole, cut = over_all_devices()
+        return train(n, in_shardings=(whole, whole, whole, cut), out_shardings=whole)
 
     # What is done once a process is not a program's: connection, first thread of a compiler, first read of a bucket.
     first_program().compile()
-    return {"tiny": tiny, "train step": train}[kind]
+    return {"tiny": tiny, "train step": train, "data parallel": data_parallel}[kind]
 
 
 def compiles(**which):
@@ -361,6 +416,8 @@ PARTS = {
     "latency": latency,
     "transfer": transfer,
     "train": train,
+    "all_reduce": all_reduce,
+    "moved": moved,
     "compiles": compiles,
     "deserialize": deserialize,
     "keyed": keyed,

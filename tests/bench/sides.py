@@ -151,6 +151,7 @@ class Sides:
         self.cache_bench = null_server.with_name("cache_bench")
         self.checkpoint_bench = null_server.with_name("checkpoint_bench")
         self.gang_bench = null_server.with_name("gang_bench")
+        self.loopback_bench = null_server.with_name("loopback_bench")
         self.transport = transport
         self.null_binary = null_server
         self._numbers = itertools.count()

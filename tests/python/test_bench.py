@@ -48,7 +48,7 @@ def test_a_quick_run_gives_every_figure(tmp_path):
     (file,) = pathlib.Path(tmp_path).glob("*.json")
     result = json.loads(file.read_text())
     assert not result["errors"]
-    assert len(result["load_average"]) == 14
+    assert len(result["load_average"]) == 16
     names = {figure["name"] for figure in result["figures"]}
     assert {
         "train steps, 20 ms", "train steps, 2 ms", "calls chained", "CPU of proxy and worker a call, beyond XLA",
@@ -58,7 +58,8 @@ def test_a_quick_run_gives_every_figure(tmp_path):
         "64 first requests, 4 workers, compiles", "cold compile, CPU of worker",
         "save, OCDBT, compressed, of the bound", "restore, zarr2, as it is", "stored, zarr2, compressed",
         "save, zarr2, compressed, CPU of the worker", "growth of the worker in a save", "read by a worker, cut in columns",
-        "save, 20 arrays of 4 KB, OCDBT",
+        "save, 20 arrays of 4 KB, OCDBT", "data-parallel steps of 20 ms, 2 workers", "all-reduce of 1 MB, 2 workers",
+        "reshard of 1 MB, 2 workers", "compile for 2 workers, CPU",
     } <= names  # fmt: skip
     for figure in result["figures"]:
         for value in (figure["waystation"], figure["other"], figure["ratio"], *figure["ratio_quartiles"]):
