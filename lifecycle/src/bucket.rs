@@ -11,6 +11,7 @@ mod gate;
 pub mod layout;
 mod location;
 mod open;
+mod own;
 mod retries;
 
 #[cfg(any(test, feature = "testing"))]

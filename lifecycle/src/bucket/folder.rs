@@ -28,8 +28,8 @@ use tracing::{debug, warn};
 
 use self::tree::Tree;
 
-pub(in crate::bucket) use self::tree::NoObject;
 pub(crate) use self::tree::enter;
+pub(in crate::bucket) use self::tree::{NoObject, is_half};
 
 /// Names that are read before somebody asks for them.
 const AHEAD: usize = 1024;
@@ -96,7 +96,8 @@ impl Folder {
     }
 }
 
-fn pass_over(name: &str, has_warned: &AtomicBool) {
+/// Says that a file is passed over, the first time loudly.
+pub(super) fn pass_over(name: &str, has_warned: &AtomicBool) {
     // Names are strangers'.
     let name = name.replace(char::is_control, "?");
     if has_warned.swap(true, Relaxed) {

@@ -8,13 +8,13 @@ use std::time::Duration;
 use futures::StreamExt;
 use object_store::aws::AmazonS3Builder;
 use object_store::gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder, GoogleConfigKey};
-use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, ObjectStoreExt, RetryConfig};
 
 use super::folder::Folder;
+use super::own::Own;
 use super::retries::{Counting, Retries};
 use super::{Error, Location, layout};
 use crate::federation::Federation;
@@ -155,11 +155,11 @@ impl Bucket {
         let Location::File(path) = location else {
             return Ok(bucket);
         };
-        let store = LocalFileSystem::new_with_prefix(path).map_err(|source| Error::Client {
+        let store = Own::open(path).map_err(|source| Error::Client {
             location: location.to_string(),
             source,
         })?;
-        Ok(bucket.with_store(Arc::new(store.with_fsync(true))))
+        Ok(bucket.with_store(Arc::new(store)))
     }
 
     /// A bucket over a store that is rooted at the location already: a layer around another store, or a test's.

@@ -352,7 +352,8 @@ fn half_name(name: &str) -> String {
     format!("{name}#{process}{count:06}")
 }
 
-fn is_half(name: &str) -> bool {
+/// Whether a name is that of what is being written.
+pub(in crate::bucket) fn is_half(name: &str) -> bool {
     name.split_once('#').is_some_and(|(_, number)| {
         !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
     })
