@@ -16,21 +16,33 @@ pub use in_place::{InPlace, in_place};
 
 use self::plan::{Plan, SharedPlan};
 use crate::copy::{copy_object, fingerprint};
-use crate::info::{ARRAY_METADATAS, ArrayMetadatas, METADATA};
+use crate::info::{ARRAY_METADATAS, ArrayMetadatas, METADATA, SHARDING, STRINGS};
 use crate::item::Item;
 use crate::memory::Memory;
 use crate::objects::is_of_database;
 use crate::pattern::Pattern;
 use crate::place::Place;
 use crate::progress::Progress;
-use crate::sink::{Resume, Sink};
+use crate::sink::{NOTES, Resume, Sink};
 use crate::target::{Target, Work};
-use crate::tree::{COMMIT, Checkpoint, ItemEntry, ItemKind, Kind};
+use crate::tree::{CHECKPOINT_METADATA, COMMIT, Checkpoint, ItemEntry, ItemKind, Kind, MANIFEST};
 use crate::{Error, Result};
 use waystation_checkpoint::Layout;
 
 /// Chunks on their way at the same time; memory bounds them too.
 const WRITES: usize = 16;
+
+/// What is beside the arrays of an item, or may be.
+const OTHERS: [&str; 8] = [
+    METADATA,
+    ARRAY_METADATAS,
+    SHARDING,
+    STRINGS,
+    CHECKPOINT_METADATA,
+    COMMIT,
+    MANIFEST,
+    NOTES,
+];
 
 /// How chunks are compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -149,9 +161,34 @@ fn plans(item: &Item, options: &Options, memory: &Memory) -> Result<(Layout, Vec
     item.check_readable()?;
     let layout = options.layout.or_else(|| own_layout(item));
     let layout = layout.ok_or_else(|| no_arrays(item))?;
+    check_names(item, layout)?;
     let arrays = item.arrays.values().filter_map(|layouts| layouts.first());
     let plans = arrays.map(|array| Plan::new(item, array, layout, options, memory).map(Arc::new));
     Ok((layout, plans.collect::<Result<_>>()?))
+}
+
+/// Refuses arrays that would be folders where files are: as keys of a database they may be named as those.
+fn check_names(item: &Item, layout: Layout) -> Result<()> {
+    if layout.is_ocdbt() {
+        return Ok(());
+    }
+    let folders = item.arrays.keys().flat_map(|name| {
+        let ends = name.match_indices('/').map(|(at, _)| at);
+        ends.chain([name.len()])
+            .map(move |end| (name, &name[..end]))
+    });
+    for (name, folder) in folders {
+        if OTHERS.contains(&folder) || item.files.entry(folder).is_some() {
+            return Err(Error::Unfit {
+                location: item.place.location().to_owned(),
+                reason: format!(
+                    "the array {name:?} cannot be a folder: {folder:?} is another file of the checkpoint; keep it in a database, \
+                     with --layout=ocdbt or --layout=ocdbt_zarr3"
+                ),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Writes one item, but for its commit.

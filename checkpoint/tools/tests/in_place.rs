@@ -314,3 +314,31 @@ async fn what_a_symbolic_link_leads_to_is_left_alone() {
     assert_eq!(files(), before);
     assert!(!folder.path().join("item/d").exists());
 }
+
+#[tokio::test]
+async fn an_array_that_is_named_as_a_file_stays_in_its_database() {
+    for (name, is_refused) in [("_METADATA", true), ("_sharding/x", true), ("d", false)] {
+        let store = plain(&[("w", &[8, 300], &[4, 300]), (name, &[6], &[3])]).await;
+        let place = Place::from_store(store.clone(), "item", "memory:///item");
+        let (memory, progress) = (Memory::default(), Progress::default());
+        let run = async |layout| {
+            let options = Options {
+                layout: Some(layout),
+                ..Options::default()
+            };
+            let item = Item::open(&place).await.unwrap();
+            in_place(&item, &options, true, &memory, &progress).await
+        };
+        run(Layout::OcdbtZarr2).await.unwrap();
+        let files = async || store.list(None).count().await;
+        let before = files().await;
+        let done = run(Layout::Zarr3).await;
+        if is_refused {
+            let refused = done.unwrap_err().to_string();
+            assert!(refused.contains("cannot be a folder"), "{refused}");
+            assert_eq!(files().await, before, "nothing is written");
+        } else {
+            done.unwrap();
+        }
+    }
+}

@@ -12,7 +12,7 @@ use waystation_checkpoint::zarr::Format;
 use waystation_ocdbt::Config;
 
 use super::plan::{Plan, prevailing};
-use super::{Options, Report, no_arrays, write};
+use super::{Options, Report, check_names, no_arrays, write};
 use crate::info::METADATA;
 use crate::item::{DatabaseKind, Item, index_of, is_metadata, join, owner};
 use crate::memory::Memory;
@@ -68,6 +68,7 @@ pub async fn in_place(
         Some(layout) => layout,
         None => fitting(item)?,
     };
+    check_names(item, layout)?;
     let mut plans = Vec::new();
     for array in item.arrays.values().filter_map(|layouts| layouts.first()) {
         if array.layout != layout {
