@@ -239,7 +239,7 @@ impl Link {
                         Some(wire) => wire.deliver(&worker, reply),
                         None => return,
                     },
-                    Some(Err(e)) => break e.message().to_owned(),
+                    Some(Err(e)) => break format!("its connection broke: {}", e.message()),
                     None => break "it closed the op stream".to_owned(),
                 }
             };

@@ -119,7 +119,14 @@ impl Session {
             device: device.ordinal,
             memory_kind: request.memory_kind,
         });
-        let answer = cluster.link(device).call(id, op).await;
+        // All workers have the same plugin: a lost one's layouts are those of any other.
+        let link = cluster.link(device);
+        let alive = || cluster.links.iter().find(|link| !link.is_dead());
+        let link = match link.is_dead() {
+            true => alive().unwrap_or(link),
+            false => link,
+        };
+        let answer = link.call(id, op).await;
         Ok(Outcome::Later(Box::pin(async move {
             let text = match answer.wait().await {
                 Ok(reply::Reply::Answer(answer)) => answer.text,
