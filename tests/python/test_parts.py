@@ -101,6 +101,18 @@ def test_simulated_slices_show_the_devices_of_their_type(tmp_path):
     assert groups["count"] == 4
 
 
+def test_run_makes_simulated_slices_too(own_cluster):
+    cluster = own_cluster("--slices=2", "--instance_type=tpu7x:2x2x1", "--simulate=cpu")
+    status, output = cluster.run_code(DESCRIBE + GROUPS)
+    assert status == 0, output
+    shown, groups = told(output)
+    assert [[device[4], device[6], device[7]] for device in shown["devices"]] == [
+        [slice, [x, y, 0], core] for slice in (0, 1) for y in (0, 1) for x in (0, 1) for core in (0, 1)
+    ]
+    assert groups["count"] == 2
+    assert cluster.status()["simulated"] == "SIMULATED tpu7x:2x2x1"
+
+
 def test_a_worker_waits_to_hear_what_to_simulate(tmp_path):
     """The parts of a deployment come in any order."""
     with parts(tmp_path, {"WAYSTATION_SIMULATE": "cpu"}) as made:
@@ -168,6 +180,7 @@ def test_libtpu_is_told_of_the_other_machines_and_slices(tmp_path):
         "WAYSTATION_PYTHON": str(spy), "WAYSTATION_PJRT_PLUGIN": "tpu", "JOBSET_NAME": "train",
         "REPLICATED_JOB_NAME": "pathways-worker", "MEGASCALE_SLICE_ID": "1", "JOB_COMPLETION_INDEX": "1",
         "MEGASCALE_COORDINATOR_ADDRESS": "train-pathways-head-0-0.train", "TPU_PROCESS_PORT": "9",
+        "TPU_SKIP_MDS_QUERY": "true",
     }  # fmt: skip
     with parts(tmp_path) as made:
         made.start("manager", "resource-manager", "--slices=2", "--instance_type=tpuv5:2x2x2")
@@ -182,6 +195,7 @@ def test_libtpu_is_told_of_the_other_machines_and_slices(tmp_path):
         "TPU_PROCESS_ADDRESSES": "train-pathways-worker-1-0.train:8471,train-pathways-worker-1-1.train:8471",
         # As the machine had it.
         "TPU_PROCESS_PORT": "9",
+        "TPU_SKIP_MDS_QUERY": "true",
         "MEGASCALE_NUM_SLICES": "2",
         "MEGASCALE_SLICE_ID": "1",
         "MEGASCALE_COORDINATOR_ADDRESS": "train-pathways-worker-0-0.train",

@@ -8,6 +8,7 @@ mod component;
 pub(crate) mod environment;
 pub(crate) mod plan;
 mod private;
+mod shape;
 
 use std::{
     net::SocketAddr,

@@ -11,6 +11,7 @@ use std::{
 use clap::ArgAction;
 use waystation_cache::config::Disk;
 
+use super::shape::ShapeArgs;
 use crate::{
     argv::parse_bool,
     checkpoint_args::CheckpointArgs,
@@ -35,6 +36,8 @@ pub(crate) struct ClusterArgs {
     /// Slices
     #[arg(long = "slices", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) slices: u32,
+    #[command(flatten)]
+    pub(crate) shape: ShapeArgs,
     /// Slices that may be missing while the command runs
     #[arg(long = "num_elastic_slices", value_name = "N", default_value_t = 0)]
     pub(crate) num_elastic_slices: u32,
@@ -119,6 +122,7 @@ pub(crate) enum Transport {
 pub(crate) struct Plan {
     slices: u32,
     workers: u32,
+    shape: ShapeArgs,
     num_elastic_slices: u32,
     lease_seconds: u64,
     devices_per_worker: Option<u32>,
@@ -173,11 +177,18 @@ impl Plan {
         xla_flags: Vec<String>,
         command: Option<&OsStr>,
     ) -> Result<Plan, Failure> {
-        plugin::options(&args.pjrt_plugin, args.devices_per_worker)?;
+        let workers = args.shape.workers(args.workers)?;
+        let devices_per_worker = args.shape.devices_per_worker(args.devices_per_worker)?;
+        let accelerator = matches!(args.pjrt_plugin.as_str(), "cuda" | "tpu");
+        let pjrt_plugin = match args.shape.simulate {
+            Some(_) if accelerator => "cpu",
+            _ => args.pjrt_plugin.as_str(),
+        };
+        plugin::options(pjrt_plugin, devices_per_worker)?;
         let python = args.python.clone().or_else(|| python::choose(command));
-        let plugin = plugin::find(&args.pjrt_plugin, python.as_deref())?;
-        let lapack = plugin::lapack(args.lapack.clone(), &args.pjrt_plugin, python.as_deref())?;
-        if lapack.is_none() && args.pjrt_plugin == "cpu" {
+        let plugin = plugin::find(pjrt_plugin, python.as_deref())?;
+        let lapack = plugin::lapack(args.lapack.clone(), pjrt_plugin, python.as_deref())?;
+        if lapack.is_none() && pjrt_plugin == "cpu" {
             tracing::warn!(
                 "no LAPACK: programs with linear algebra will fail; `pip install scipy-openblas32`, or name a library \
                  with --lapack=/path/libopenblas.so"
@@ -198,10 +209,11 @@ impl Plan {
         };
         Ok(Plan {
             slices: args.slices,
-            workers: args.workers,
+            workers,
+            shape: args.shape.clone(),
             num_elastic_slices: args.num_elastic_slices,
             lease_seconds: args.lease_seconds,
-            devices_per_worker: args.devices_per_worker,
+            devices_per_worker,
             disk: args.cache.disk.disk()?,
             location: bucket.map(|bucket| bucket.location().to_string()),
             cache: args.cache.clone(),
@@ -278,6 +290,7 @@ impl Plan {
             "--server_port=0".into(),
         ];
         arguments.extend(["--parent_stdin".into(), flag("ready_file", ready_file)]);
+        arguments.extend(self.shape.everyone());
         if let Some(manager) = manager {
             arguments.push(flag("resource_manager_address", manager.to_string()));
         }
@@ -285,6 +298,7 @@ impl Plan {
             Role::ResourceManager => {
                 arguments.push(flag("slices", self.slices.to_string()));
                 arguments.push(flag("workers", self.workers.to_string()));
+                arguments.extend(self.shape.manager());
                 arguments.push(flag("lease_seconds", self.lease_seconds.to_string()));
                 arguments.extend(self.retention());
             }
@@ -397,6 +411,7 @@ mod tests {
         Plan {
             slices: 2,
             workers: 3,
+            shape: ShapeArgs::default(),
             num_elastic_slices: 1,
             lease_seconds: 5,
             devices_per_worker: Some(4),
