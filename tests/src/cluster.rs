@@ -25,7 +25,38 @@ pub struct Cluster {
     workers: Vec<SocketAddr>,
     /// Stop the workers one by one.
     stops: Vec<CancellationToken>,
+    parts: Parts,
     stop: CancellationToken,
+}
+
+/// What workers are made of.
+struct Parts {
+    manager: String,
+    plugin: PathBuf,
+    workers: u32,
+    devices: i64,
+}
+
+impl Parts {
+    fn worker(&self, listener: TcpListener, task: u32) -> waystation_worker::Config {
+        let devices = OptionValue::Int64(self.devices);
+        waystation_worker::Config {
+            listener,
+            advertise: None,
+            resource_manager: Some(self.manager.clone()),
+            slice: 0,
+            task,
+            slice_tasks: self.workers,
+            simulated: None,
+            plugin: self.plugin.clone(),
+            plugin_options: vec![("cpu_device_count".to_owned(), devices)],
+            lapack: None,
+            cache: waystation_cache::Config::default(),
+            environment: Vec::new(),
+            compile_child: None,
+            limits: waystation_worker::Limits::default(),
+        }
+    }
 }
 
 fn listener() -> TcpListener {
@@ -97,27 +128,18 @@ impl Cluster {
         .await
         .expect("no panic")
         .expect("the CPU plugin is installed; run `make venv` or set WAYSTATION_TEST_PYTHON");
+        let parts = Parts {
+            manager: manager_address.clone(),
+            plugin,
+            workers,
+            devices,
+        };
         let mut addresses = Vec::new();
         let mut stops = Vec::new();
         for task in 0..workers {
             let listener = listener();
             addresses.push(listener.local_addr().expect("bound"));
-            let mut config = waystation_worker::Config {
-                listener,
-                advertise: None,
-                resource_manager: Some(manager_address.clone()),
-                slice: 0,
-                task,
-                slice_tasks: workers,
-                simulated: None,
-                plugin: plugin.clone(),
-                plugin_options: vec![("cpu_device_count".to_owned(), OptionValue::Int64(devices))],
-                lapack: None,
-                cache: waystation_cache::Config::default(),
-                environment: Vec::new(),
-                compile_child: None,
-                limits: waystation_worker::Limits::default(),
-            };
+            let mut config = parts.worker(listener, task);
             change_worker(&mut config);
             let own = stop.child_token();
             tokio::spawn(waystation_worker::serve(config, own.clone()));
@@ -136,14 +158,28 @@ impl Cluster {
             status,
             workers: addresses,
             stops,
+            parts,
             stop,
         }
     }
 
-    /// Ends a worker.
-    pub fn lose(&mut self, worker: usize) {
-        self.stops[worker].cancel();
-        self.workers.remove(worker);
+    /// Ends a worker, by its task.
+    pub fn lose(&mut self, task: usize) {
+        self.stops[task].cancel();
+    }
+
+    /// Starts another worker in a lost one's place.
+    ///
+    /// # Panics
+    /// Where there was none.
+    pub fn replace(&mut self, task: usize) {
+        let listener = listener();
+        self.workers[task] = listener.local_addr().expect("bound");
+        let number = u32::try_from(task).expect("few");
+        let own = self.stop.child_token();
+        let config = self.parts.worker(listener, number);
+        tokio::spawn(waystation_worker::serve(config, own.clone()));
+        self.stops[task] = own;
     }
 
     /// Connects a client.

@@ -278,8 +278,8 @@ async fn an_input_that_fails_on_one_worker_fails_the_launch_on_all_and_no_other(
     );
 }
 
-/// One of an array's shards.
-async fn piece_of(client: &Client, array: u64, position: usize) -> Result<Bytes, Error> {
+/// An array's shards as arrays of their own.
+async fn split(client: &Client, array: u64) -> Result<Vec<u64>, Error> {
     let handles: Vec<u64> = (0..4).map(|_| client.handle()).collect();
     let request = DisassembleIntoSingleDeviceArraysRequest {
         array_handle: array,
@@ -289,11 +289,19 @@ async fn piece_of(client: &Client, array: u64, position: usize) -> Result<Bytes,
     client
         .call(Request::DisassembleIntoSingleDeviceArraysRequest(request))
         .await?;
+    Ok(handles)
+}
+
+async fn fetch(client: &Client, piece: u64) -> Result<Bytes, Error> {
     let buffer = client.handle();
-    client
-        .call(request::copy_to_host(handles[position], buffer))
-        .await?;
+    client.call(request::copy_to_host(piece, buffer)).await?;
     client.lookup(buffer).await
+}
+
+/// One of an array's shards.
+async fn piece_of(client: &Client, array: u64, position: usize) -> Result<Bytes, Error> {
+    let pieces = split(client, array).await?;
+    fetch(client, pieces[position]).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -327,7 +335,7 @@ async fn clients_that_vanish_amid_launches_hold_up_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lost_worker_fails_what_it_takes_part_in_and_nothing_else() {
+async fn a_lost_worker_fails_what_it_takes_part_in_and_nothing_else_until_another_comes() {
     let mut cluster = Cluster::start(2, 2).await;
     let client = cluster.client().await;
     let all = [0, 1, 2, 3];
@@ -342,6 +350,8 @@ async fn a_lost_worker_fails_what_it_takes_part_in_and_nothing_else() {
     in_time(ready(&client, array)).await.expect("ready");
     let (pending, pieces) = announce(&client, &all).await;
     let under_way = execute(&client, program, pending).await;
+    let under_way = split(&client, under_way).await.expect("known");
+    let kept = split(&client, array).await.expect("known");
     cluster.lose(1);
     for piece in &pieces[..2] {
         client.store(*piece, floats(&[1.0])).await.expect("stored");
@@ -354,8 +364,8 @@ async fn a_lost_worker_fails_what_it_takes_part_in_and_nothing_else() {
         );
     };
     // Its parts on the worker that lives, too.
-    for position in 0..4 {
-        let error = in_time(piece_of(&client, under_way, position)).await;
+    for piece in under_way {
+        let error = in_time(fetch(&client, piece)).await;
         lost(error.expect_err("lost"), "under way");
     }
     let later = execute(&client, program, array).await;
@@ -364,12 +374,39 @@ async fn a_lost_worker_fails_what_it_takes_part_in_and_nothing_else() {
         "later",
     );
     // What lies on the other worker is there, and it goes on.
-    let half = in_time(piece_of(&client, array, 0)).await.expect("there");
-    assert_eq!(half, floats(&[50.0]));
+    let quarter = in_time(fetch(&client, kept[0])).await.expect("there");
+    assert_eq!(quarter, floats(&[50.0]));
     let own = client.handle();
     client.store(own, floats(&[1.0; 4])).await.expect("stored");
     let made = request::make_array(own, &[4], &[1], None);
     client.call(made).await.expect("made");
     let own = execute(&client, local, own).await;
     in_time(ready(&client, own)).await.expect("it goes on");
+
+    // In its place comes another one, which gets the programs anew when they are asked for.
+    cluster.replace(1);
+    let probe = async || {
+        let probe = client.handle();
+        client.store(probe, floats(&[1.0])).await.expect("stored");
+        let made = request::make_array(probe, &[1], &[2], None);
+        client.call(made).await.expect("known devices");
+        ready(&client, probe).await
+    };
+    in_time(async {
+        while let Err(error) = probe().await {
+            assert_eq!(error.code(), DATA_LOSS, "{error}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+    let whole = put(&client, [1.0, 2.0, 3.0, 6.0], &all).await;
+    let once = execute(&client, program, whole).await;
+    let twice = execute(&client, program, once).await;
+    let found = in_time(values(&client, twice)).await.expect("there");
+    assert_eq!(found, [5.0; 4]);
+    // What the lost one held is lost.
+    let error = in_time(fetch(&client, kept[3])).await;
+    lost(error.expect_err("lost"), "held by the one before");
+    let quarter = in_time(fetch(&client, kept[0])).await.expect("there");
+    assert_eq!(quarter, floats(&[50.0]));
 }
