@@ -7,6 +7,7 @@ the double, and names lead into networks of this test's own.
 
 import importlib.resources
 import json
+import os
 import string
 
 import gcs
@@ -16,6 +17,8 @@ from conftest import CLIENTS, CONNECT, wait_for
 from pathwaysutils.experimental.gke import jobset
 from pods import Cluster, Image, jobs_of
 from test_parts import told
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a pod's network takes root")
 
 SERVER, PROXY, SIDECAR = "waystation/server", "waystation/proxy_server", "waystation/sidecar"
 TAG = "jax-0.12.0.1"
