@@ -334,6 +334,21 @@ async fn clients_that_vanish_amid_launches_hold_up_nobody() {
     cluster.wait_until_empty(Duration::from_secs(10)).await;
 }
 
+/// Waits until a device can be used (again).
+async fn serves(client: &Client, device: i32) {
+    loop {
+        let probe = client.handle();
+        client.store(probe, floats(&[1.0])).await.expect("stored");
+        let made = request::make_array(probe, &[1], &[device], None);
+        client.call(made).await.expect("known devices");
+        match ready(client, probe).await {
+            Ok(_) => return,
+            Err(error) => assert_eq!(error.code(), DATA_LOSS, "{error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_worker_fails_what_it_takes_part_in_and_nothing_else_until_another_comes() {
     let mut cluster = Cluster::start(2, 2).await;
@@ -385,20 +400,7 @@ async fn a_lost_worker_fails_what_it_takes_part_in_and_nothing_else_until_anothe
 
     // In its place comes another one, which gets the programs anew when they are asked for.
     cluster.replace(1);
-    let probe = async || {
-        let probe = client.handle();
-        client.store(probe, floats(&[1.0])).await.expect("stored");
-        let made = request::make_array(probe, &[1], &[2], None);
-        client.call(made).await.expect("known devices");
-        ready(&client, probe).await
-    };
-    in_time(async {
-        while let Err(error) = probe().await {
-            assert_eq!(error.code(), DATA_LOSS, "{error}");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    })
-    .await;
+    in_time(serves(&client, 2)).await;
     let whole = put(&client, [1.0, 2.0, 3.0, 6.0], &all).await;
     let once = execute(&client, program, whole).await;
     let twice = execute(&client, program, once).await;
@@ -409,4 +411,57 @@ async fn a_lost_worker_fails_what_it_takes_part_in_and_nothing_else_until_anothe
     lost(error.expect_err("lost"), "held by the one before");
     let quarter = in_time(fetch(&client, kept[0])).await.expect("there");
     assert_eq!(quarter, floats(&[50.0]));
+}
+
+/// Whatever is under way when a worker goes, of however many clients: it ends well or as lost, and all goes on with the next one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_that_go_amid_launches_leave_nothing_stuck() {
+    let mut cluster = Cluster::start(2, 2).await;
+    let all = [0, 1, 2, 3];
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        let client = cluster.client().await;
+        let program = compile(&client, MEAN_AND_ONE, &all)
+            .await
+            .expect("compiles");
+        clients.push((client, program));
+    }
+    for round in 0..rounds(50, 4) {
+        let goes = round % 2;
+        let started: Vec<u64> = {
+            let mut started = Vec::new();
+            for (client, program) in &clients {
+                let mut array = put(client, [0.0; 4], &all).await;
+                for _ in 0..20 {
+                    array = execute(client, *program, array).await;
+                }
+                started.push(array);
+            }
+            started
+        };
+        // At another moment in each round.
+        tokio::time::sleep(Duration::from_millis(round as u64 % 7)).await;
+        cluster.lose(goes);
+        for ((client, program), mut array) in clients.iter().zip(started) {
+            for _ in 0..20 {
+                array = execute(client, *program, array).await;
+            }
+            match in_time(ready(client, array)).await {
+                Ok(_) => {}
+                Err(error) => assert_eq!(error.code(), DATA_LOSS, "round {round}: {error}"),
+            }
+        }
+        cluster.replace(goes);
+        for (client, program) in &clients {
+            in_time(async {
+                serves(client, 0).await;
+                serves(client, 2).await;
+                let array = put(client, [1.0, 2.0, 3.0, 6.0], &all).await;
+                let array = execute(client, *program, array).await;
+                let found = values(client, array).await.expect("it goes on");
+                assert_eq!(found, [4.0; 4], "round {round}");
+            })
+            .await;
+        }
+    }
 }
