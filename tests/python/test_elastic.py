@@ -29,6 +29,17 @@ def alive():
     return sorted(elastic.get_active_slice_indices(by_slice))
 def wait(count):
     return sorted(elastic.wait_for_slices(count, 0.2, 60, by_slice))
+def slow(x):
+    # About a second.
+    return jax.lax.fori_loop(0, 40, lambda _, m: m @ m / jnp.linalg.norm(m), jnp.ones((900, 900)) + x.sum())[0, :4] * 0 + x
+slow = jax.jit(slow)
+def over_both():
+    # Thousands of sums over both slices in one program.
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+    mesh = Mesh([by_slice[slice][0] for slice in sorted(by_slice)], "x")
+    step = jax.shard_map(lambda x: jax.lax.psum(x, "x") / 2, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)
+    many = jax.jit(lambda x: jax.lax.fori_loop(0, 20000, lambda _, x: step(x), x))
+    return many(jax.device_put(jnp.ones(4), NamedSharding(mesh, P("x"))))
 names = globals()
 for line in sys.stdin:
     try:
@@ -50,9 +61,15 @@ class Client:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
 
-    def ask(self, line):
+    def tell(self, line):
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
+
+    def ask(self, line):
+        self.tell(line)
+        return self.answer()
+
+    def answer(self):
         for answer in self.process.stdout:
             if answer.startswith("@@ "):
                 return answer[3:].strip()
@@ -149,6 +166,59 @@ def test_a_slice_is_lost_in_every_way_and_comes_back_for_an_open_client(tmp_path
         assert client.ask("wait(2)") == "[0, 1]"
         assert client.ask("double(y)") == RESULT
         client.end()
+
+
+def test_a_worker_that_is_told_to_end_finishes_what_it_was_asked(tmp_path):
+    with parts(tmp_path) as made:
+        cluster = Slices(made, 2)
+        cluster.worker(0)
+        worker = cluster.worker(1)
+        client = Client(made, cluster.proxy())
+        assert client.ask("slow(put(1))") == "[0. 1. 2. 3.]"
+        since = time.monotonic()
+        assert client.ask("slow(put(1))") == "[0. 1. 2. 3.]"
+        took = time.monotonic() - since
+        client.tell("jax.block_until_ready(slow(put(1))).shape")
+        time.sleep(took / 2)
+        worker.terminate()
+        assert client.answer() == "(4,)", f"what is waited for; it takes {took:.2f} s"
+        assert worker.wait(20) == 0
+        lost(1, client.ask("put(1)"))
+        client.end()
+
+
+def killed_inside_collectives(tmp_path, rounds):
+    """A program that does nothing but add up over both slices, for seconds; one is killed meanwhile."""
+    with parts(tmp_path) as made:
+        cluster = Slices(made, 2)
+        workers = [cluster.worker(0), cluster.worker(1)]
+        client = Client(made, cluster.proxy())
+        assert client.ask("(x := put(0)) is None or over_both()") == "[1. 1. 1. 1.]"
+        for number in range(rounds):
+            client.tell("over_both()")
+            time.sleep(0.2 + number % 7 / 10)
+            since = time.monotonic()
+            slice = number % 2
+            workers[slice].kill()
+            workers[slice].wait(20)
+            answer = client.answer()
+            assert re.match(rf"DATA_LOSS: worker slice {slice} task 0 at [\d.:]+ is gone", answer), answer
+            noticed = time.monotonic() - since
+            assert client.ask("alive()") == f"[{1 - slice}]", "the other one is not stuck"
+            workers[slice] = cluster.worker(slice)
+            assert client.ask("wait(2)") == "[0, 1]"
+            assert client.ask("over_both()") == "[1. 1. 1. 1.]"
+            print(f"round {number}: slice {slice} killed inside a collective; told after {noticed:.2f} s")
+        client.end()
+
+
+def test_a_worker_killed_inside_a_collective_fails_it_and_the_other_goes_on(tmp_path):
+    killed_inside_collectives(tmp_path, 2)
+
+
+@pytest.mark.slow
+def test_twenty_workers_killed_inside_collectives(tmp_path):
+    killed_inside_collectives(tmp_path, 20)
 
 
 def test_a_slice_may_be_missing_from_the_start(tmp_path):

@@ -18,7 +18,8 @@ def role_of(process):
     """`worker`, `proxy`, ... of a process of ours."""
     with contextlib.suppress(psutil.Error):
         words = process.cmdline()
-        if os.path.basename(words[0]) == BINARY.name:
+        # None while it starts another program.
+        if words and os.path.basename(words[0]) == BINARY.name:
             return words[1]
     return None
 

@@ -45,6 +45,8 @@ pub(crate) const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 /// Frames of bulk data, in bytes.
 pub(crate) const FRAME_BYTES: usize = 1 << 20;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the op stream of a worker that leaves stays open after the last answer: bytes are fetched after it.
+const LINGER: Duration = Duration::from_millis(300);
 
 /// Numbers that are never used twice: shards, transfers, requests, executables, watches.
 #[derive(Debug)]
@@ -378,6 +380,11 @@ impl Link {
         self.wire.die(&self.name, why);
     }
 
+    /// The worker has been told to end, as the resource manager says: what was asked for before is waited for.
+    pub(crate) fn leave(&self) {
+        self.wire.leave(&self.name);
+    }
+
     /// Whether both are ways over one connection.
     pub(crate) fn is_same_wire(&self, other: &Link) -> bool {
         Arc::ptr_eq(&self.wire, &other.wire)
@@ -414,16 +421,14 @@ impl Link {
 }
 
 impl Wire {
-    fn deliver(&self, name: &str, reply: Reply) {
+    fn deliver(self: &Arc<Self>, name: &str, reply: Reply) {
         let (id, result) = match reply.reply {
             Some(reply::Reply::Taken(taken)) => {
                 self.queue.credit(taken.ops);
                 return;
             }
             Some(reply::Reply::Leaving(_)) => {
-                tracing::info!(worker = %name, "the worker has been told to end");
-                self.refuse(status::worker_lost(name, "it has been told to end"));
-                self.end_when_drained();
+                self.leave(name);
                 return;
             }
             Some(reply) => match split(reply) {
@@ -442,6 +447,14 @@ impl Wire {
         }
     }
 
+    fn leave(self: &Arc<Self>, name: &str) {
+        if !self.dead.load(Relaxed) {
+            tracing::info!(worker = %name, "the worker has been told to end");
+            self.refuse(status::worker_lost(name, "it has been told to end"));
+            self.end_when_drained();
+        }
+    }
+
     /// Later requests fail; the first reason stays.
     fn refuse(&self, status: Status) {
         lock(&self.pending).dead.get_or_insert(status);
@@ -449,11 +462,19 @@ impl Wire {
         self.deaths.notify_one();
     }
 
-    /// Ends the op stream of a worker that leaves, when nothing of it is waited for.
-    fn end_when_drained(&self) {
-        if lock(&self.pending).waiting.is_empty() {
-            self.queue.close();
+    /// Ends the op stream of a worker that leaves, when nothing of it is waited for, and what was read has been asked for.
+    fn end_when_drained(self: &Arc<Self>) {
+        let is_drained = |wire: &Wire| lock(&wire.pending).waiting.is_empty();
+        if !is_drained(self) {
+            return;
         }
+        let wire = Arc::downgrade(self);
+        tokio::spawn(async move {
+            tokio::time::sleep(LINGER).await;
+            if let Some(wire) = wire.upgrade().filter(|wire| is_drained(wire)) {
+                wire.queue.close();
+            }
+        });
     }
 
     fn die(&self, name: &str, why: &str) {

@@ -53,6 +53,8 @@ struct Seat {
     inventory: WorkerInventory,
     /// Why that one is gone.
     reason: String,
+    /// It has said that it would end.
+    leaving: bool,
 }
 
 /// All places of a cluster.
@@ -103,6 +105,7 @@ impl Cluster {
         let seat = Seat {
             inventory: hello.inventory.clone().unwrap_or_default(),
             reason: String::new(),
+            leaving: false,
             live: Some(Live {
                 member,
                 lease_epoch: hello.lease_epoch,
@@ -113,11 +116,12 @@ impl Cluster {
         Ok(member)
     }
 
-    /// Frees the member's place. A member that has left already is ignored.
-    pub(crate) fn leave(&mut self, member: Member, reason: &str) {
+    /// Frees the member's place; `leaving`: as it has said itself. A member that has left already is ignored.
+    pub(crate) fn leave(&mut self, member: Member, reason: &str, leaving: bool) {
         for seat in self.seats.values_mut() {
             if seat.live.take_if(|live| live.member == member).is_some() {
                 reason.clone_into(&mut seat.reason);
+                seat.leaving = leaving;
             }
         }
     }
@@ -159,6 +163,7 @@ impl Cluster {
         let presence = match (seat, live) {
             (_, Some(_)) => Presence::Here,
             (None, _) => Presence::NotSeen,
+            (Some(seat), None) if seat.leaving => Presence::Leaving,
             (Some(_), None) => Presence::Gone,
         };
         let mut alike = self.seats.iter();

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use futures::{Stream, StreamExt as _};
 use tokio::{sync::mpsc, time::timeout};
 use tokio_util::sync::CancellationToken;
-use tonic::Status;
+use tonic::{Code, Status};
 use tracing::{info, warn};
 use waystation_proto::waystation::scheduler::{
     Hello, WorkerOrder, WorkerReport, worker_report::Report,
@@ -40,7 +40,9 @@ pub(crate) async fn watch<S>(
         })?;
         info!(slice = place.0, task = place.1, %address, progress = state.progress(), "worker joined");
         let death = serve_seated(&state, &seated, &mut reports, &orders, lease).await;
-        seated.leave(death.message());
+        // No other death has this code.
+        let leaving = death.code() == Code::Aborted;
+        seated.leave(death.message(), leaving);
         warn!(slice = place.0, task = place.1, %address, reason = death.message(), progress = state.progress(), "worker gone");
         Err::<(), Status>(death)
     };
@@ -115,7 +117,7 @@ where
                     return Status::invalid_argument("a worker says Hello once a stream");
                 }
                 Some(Ok(WorkerReport { report: Some(Report::Leaving(_)) })) => {
-                    return Status::cancelled("it has been told to end");
+                    return Status::aborted("it has been told to end");
                 }
                 Some(Ok(WorkerReport { report: Some(Report::Beat(beat)) })) => {
                     seated.serves(beat.lease_epoch);

@@ -68,6 +68,7 @@ impl State {
             state: Arc::clone(self),
             member,
             reason: "its registration was dropped".to_owned(),
+            leaving: false,
         })
     }
 
@@ -154,6 +155,7 @@ pub(crate) struct Seated {
     state: Arc<State>,
     member: Member,
     reason: String,
+    leaving: bool,
 }
 
 impl Seated {
@@ -170,15 +172,18 @@ impl Seated {
         }
     }
 
-    /// Gives the seat up, and says why.
-    pub(crate) fn leave(mut self, reason: &str) {
+    /// Gives the seat up, and says why; `leaving`: as the worker has said itself.
+    pub(crate) fn leave(mut self, reason: &str, leaving: bool) {
         reason.clone_into(&mut self.reason);
+        self.leaving = leaving;
     }
 }
 
 impl Drop for Seated {
     fn drop(&mut self) {
-        self.state.lock().cluster.leave(self.member, &self.reason);
+        let mut inner = self.state.lock();
+        inner.cluster.leave(self.member, &self.reason, self.leaving);
+        drop(inner);
         self.state.members_changed();
     }
 }

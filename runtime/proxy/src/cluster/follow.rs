@@ -250,6 +250,11 @@ impl Follower {
                         link.lose(&worker.reason);
                     }
                 }
+                Presence::Leaving => {
+                    if let Some(link) = &place.link {
+                        link.leave();
+                    }
+                }
                 Presence::Here if worker.address != place.worker.address => {
                     if let Some(link) = &place.link {
                         link.lose("another worker has its place");

@@ -71,7 +71,7 @@ fn missing_places_show_what_their_like_has_and_why_they_are_gone() {
     assert!(cluster.places(&[0, 1, 2]).is_empty());
     cluster.join(hello(1, 0, 1, 4)).unwrap();
     let gone = cluster.join(hello(2, 0, 1, 4)).unwrap();
-    cluster.leave(gone, "pulled the plug");
+    cluster.leave(gone, "pulled the plug", false);
     let places = cluster.places(&[1, 2, 0]);
     let seen: Vec<_> = places
         .iter()
@@ -161,7 +161,7 @@ fn workers_that_cannot_run_each_others_programs_are_refused_naming_both() {
         "{text}"
     );
     // All of a cluster may be replaced by others, one after the other, when none of the old is left.
-    cluster.leave(first, "replaced");
+    cluster.leave(first, "replaced", false);
     cluster.join(with(1, "bbbb", "x86_64", ours)).unwrap();
 }
 
@@ -170,7 +170,7 @@ fn a_worker_that_registers_again_takes_its_own_place() {
     let mut cluster = Cluster::new(1, None, None);
     let broken = cluster.join(hello(0, 0, 1, 4)).unwrap();
     let again = cluster.join(hello(0, 0, 1, 4)).unwrap();
-    cluster.leave(broken, "its stream broke");
+    cluster.leave(broken, "its stream broke", false);
     assert_eq!(workers(&cluster).len(), 1);
     assert_eq!(cluster.first_device_id(again), Some(0));
 }
@@ -180,7 +180,7 @@ fn a_worker_that_comes_back_gets_the_same_ids_and_others_keep_theirs() {
     let mut cluster = Cluster::new(1, Some(2), None);
     let gone = cluster.join(hello(0, 0, 2, 4)).unwrap();
     let stays = cluster.join(hello(0, 1, 2, 4)).unwrap();
-    cluster.leave(gone, "");
+    cluster.leave(gone, "", false);
     assert_eq!(firsts(&cluster), [(0, 1, 4)]);
     assert_eq!(progress(&cluster), "1 of 2 workers");
     let back = cluster.join(hello(0, 0, 2, 4)).unwrap();
@@ -188,7 +188,7 @@ fn a_worker_that_comes_back_gets_the_same_ids_and_others_keep_theirs() {
     assert_eq!(cluster.first_device_id(back), Some(0));
     assert_eq!(cluster.first_device_id(stays), Some(4));
     // The old registration's late end must not unseat the new worker.
-    cluster.leave(gone, "");
+    cluster.leave(gone, "", false);
     assert_eq!(workers(&cluster).len(), 2);
 }
 
@@ -269,7 +269,7 @@ fn devices_must_exist_and_stay_the_same_in_number_and_platform() {
         Err(Refusal::NoDevices { .. })
     ));
     let member = cluster.join(hello(0, 0, 2, 4)).unwrap();
-    cluster.leave(member, "");
+    cluster.leave(member, "", false);
     assert!(matches!(
         cluster.join(hello(0, 0, 2, 8)),
         Err(Refusal::DeviceCount {
