@@ -97,3 +97,31 @@ def test_an_entry_that_its_worker_dies_of_is_compiled_anew(own_cluster, tmp_path
     status, output = third.run_code(LARGE)
     assert status == 0 and "got True" in output, output
     assert counts(third)["compiles"] == 0, counts(third)
+
+
+# Over two workers of two devices each, in an order that the command names. Sums cross workers.
+SPANNING = (
+    CONNECT
+    + """
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+devices = np.array(jax.devices())[[int(place) for place in sys.argv[1]]]
+x = jax.device_put(np.arange(32.0, dtype=np.float32), NamedSharding(Mesh(devices, ("x",)), P("x")))
+for shift in range(3):
+    print("sum", float(jax.jit(lambda x: (x + shift).sum())(x)), flush=True)
+"""
+)
+
+
+def test_a_program_over_several_workers_is_compiled_once_wherever_its_parts_lie(own_cluster, tmp_path):
+    flags = [f"--gcs_scratch_location=file://{tmp_path}/bucket", "--workers=2", "--devices_per_worker=2", "--cache_wait=0"]
+    compiles = []
+    # The second time other processes, and the first device is another worker's.
+    for order in ["0123", "3210", "2013"]:
+        cluster = own_cluster(*flags)
+        status, output = cluster.run_client(["-c", SPANNING, order])
+        assert status == 0, output
+        assert [line for line in output.splitlines() if line.startswith("sum")] == ["sum 496.0", "sum 528.0", "sum 560.0"]
+        compiles.append(counts(cluster)["compiles"])
+        cluster.stop()
+    assert compiles[0] >= 3 and compiles[1:] == [0, 0], compiles

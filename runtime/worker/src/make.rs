@@ -76,7 +76,11 @@ pub(crate) fn make_spanning(
         module = seen.to_vec();
     })?;
     let took = begun.elapsed();
-    let facts = facts(&client, &executable, shape);
+    let facts = PluginFacts {
+        // The plugin forgets these when the module is changed; the program says them too.
+        result_memory_kinds: Vec::new(),
+        ..facts(&client, &executable, shape)
+    };
     let info = program::describe_unscheduled(program, &module, &facts)
         .map_err(|error| undescribed(&error))?;
     let serialized = executable.serialize().map_err(failed);

@@ -167,6 +167,29 @@ def without_any_collective():
 
 
 @check
+def results_in_the_hosts_memory():
+    m = mesh(8)
+    value = values((8, 4), "float32")
+    there = NamedSharding(m, P("x"), memory_kind="pinned_host")
+    found = jax.jit(lambda x: x + x.sum(), out_shardings=there)(put(value, m, "x"))
+    assert found.sharding.memory_kind == "pinned_host"
+    equal(found, value + value.sum(dtype=np.float32))
+    back = jax.jit(lambda x: jax.device_put(x, NamedSharding(m, P())) * 2)(found)
+    equal(back, (value + value.sum(dtype=np.float32)) * 2)
+
+
+@check
+def linear_algebra_and_random_numbers():
+    m = mesh(8)
+    square = np.eye(8, dtype=np.float32) * 3 + 1
+    found = jax.jit(jnp.linalg.cholesky)(put(square, m, "x"))
+    np.testing.assert_allclose(np.asarray(found), np.linalg.cholesky(square), rtol=1e-5)
+    key = jax.device_put(jax.random.key(3), NamedSharding(m, P()))
+    drawn = jax.jit(lambda key: jax.random.bits(key, (64,)), out_shardings=NamedSharding(m, P("x")))(key)
+    equal(drawn, np.asarray(jax.random.bits(jax.random.key(3), (64,))))
+
+
+@check
 def on_any_order_and_number_of_devices():
     value = values((24, 2), "float32")
     for order in [DEVICES[::-1], DEVICES[[0, 4, 1, 5, 2, 6, 3, 7]], DEVICES[[6, 3, 1, 4]], DEVICES[[7, 0, 5]], DEVICES[2:]]:

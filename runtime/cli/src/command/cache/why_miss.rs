@@ -131,6 +131,10 @@ fn words(component: &str) -> String {
         Some(("environment", name)) => format!("the worker's variable {name}"),
         Some(("platform", "plugin")) => "the plugin's file".to_owned(),
         Some(("platform", "ffi_targets")) => "Waystation's FFI targets".to_owned(),
+        Some(("platform", "spanning")) => {
+            "whether the program spans workers, its number of partitions then, or Waystation's collectives"
+                .to_owned()
+        }
         Some(("platform", name)) => format!("the worker's {}", name.replace('_', " ")),
         _ => match component {
             "program" => "the program".to_owned(),
