@@ -146,6 +146,7 @@ def test_a_slice_is_lost_in_every_way_and_comes_back_for_an_open_client(tmp_path
 
         # It is told to end, and says so before it has.
         made.running["worker-1"].terminate()
+        wait_for(lambda: "told to end" in made.log("manager"), 20, "the resource manager knows")
         assert "told to end" in lost(1, client.ask("double(y)"))
         assert client.ask("alive()") == "[0]"
         assert made.running["worker-1"].wait(20) == 0
@@ -284,7 +285,9 @@ class Network:
     """A network of its own for a worker, on a cable that can be pulled out."""
 
     def __init__(self, name, number):
-        self.name, self.host, self.peer = name, f"10.213.{number}.1", f"10.213.{number}.2"
+        # Of its own, since both Pythons' tests run side by side.
+        subnet = f"10.{200 + number // 256 % 50}.{number % 256}"
+        self.name, self.host, self.peer = name, f"{subnet}.1", f"{subnet}.2"
         self.cable = f"{name}h"
         ip("netns", "add", name)
         ip("link", "add", self.cable, "type", "veth", "peer", "name", "eth0", "netns", name)
@@ -319,7 +322,7 @@ def may_make_networks():
 
 @pytest.mark.skipif(not may_make_networks(), reason="needs root and network namespaces")
 def test_a_cut_link_is_noticed_and_healed(tmp_path):
-    network = Network(f"ws{os.getpid() % 100000}", 17)
+    network = Network(f"ws{os.getpid() % 100000}", os.getpid())
     try:
         with parts(tmp_path) as made:
             manager_flags = ("--slices=2", f"--lease_seconds={LEASE}")
