@@ -7,6 +7,8 @@
 //!                                                                     '--> compile child, another process
 //! ```
 //!
+//! Parts of launches that span workers go to the plugin by a thread for each device, and their data by threads of their own.
+//!
 //! One *dispatch thread* owns everything that ops change: the shard table, the executables and what waits for what. So ops
 //! take effect in stream order without locks. It calls the plugin itself and never waits for bytes, compiles, executions
 //! or the network; those end as jobs in its queue. Back-pressure: an op holds a permit until it is dispatched; the proxy sends no
