@@ -222,6 +222,22 @@ def test_twenty_workers_killed_inside_collectives(tmp_path):
     killed_inside_collectives(tmp_path, 20)
 
 
+def test_the_only_slice_is_waited_for(tmp_path):
+    with parts(tmp_path) as made:
+        cluster = Slices(made, 1)
+        worker = cluster.worker(0)
+        client = Client(made, cluster.proxy())
+        assert client.ask("double(put(0))") == RESULT
+        worker.kill()
+        worker.wait(20)
+        client.tell("wait(1)")
+        time.sleep(0.5)
+        cluster.worker(0)
+        assert client.answer() == "[0]"
+        assert client.ask("double(put(0))") == RESULT
+        client.end()
+
+
 def test_a_slice_may_be_missing_from_the_start(tmp_path):
     with parts(tmp_path) as made:
         cluster = Slices(made, 2)

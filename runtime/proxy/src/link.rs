@@ -12,9 +12,9 @@
 mod gang;
 mod queue;
 mod turns;
+mod wire;
 
 use std::{
-    collections::HashMap,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -33,7 +33,10 @@ use waystation_proto::{
 };
 
 pub(crate) use self::gang::{Gang, launch_together};
-use self::queue::{Lane, Ops, Queue};
+use self::{
+    queue::{Lane, Ops, Queue},
+    wire::Wire,
+};
 use crate::local::LocalMemory;
 use crate::lock::lock;
 use crate::status::{self, Status};
@@ -45,8 +48,6 @@ pub(crate) const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 /// Frames of bulk data, in bytes.
 pub(crate) const FRAME_BYTES: usize = 1 << 20;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the op stream of a worker that leaves stays open after the last answer: bytes are fetched after it.
-const LINGER: Duration = Duration::from_millis(300);
 
 /// Numbers that are never used twice: shards, transfers, requests, executables, watches.
 #[derive(Debug)]
@@ -65,40 +66,6 @@ impl Ids {
     /// The first of `n` consecutive numbers.
     pub(crate) fn block(&self, n: u64) -> u64 {
         self.0.fetch_add(n, Relaxed)
-    }
-}
-
-#[derive(Debug, Default)]
-struct Pending {
-    waiting: HashMap<u64, oneshot::Sender<Result<reply::Reply, Status>>>,
-    /// What requests fail with.
-    dead: Option<Status>,
-}
-
-/// The connection with one worker.
-#[derive(Debug)]
-struct Wire {
-    queue: Arc<Queue>,
-    data: WorkerClient<Channel>,
-    /// The worker's memory, where this process can reach it.
-    local: Option<LocalMemory>,
-    pending: Mutex<Pending>,
-    /// Whether `pending` says so.
-    dead: AtomicBool,
-    /// Told of the death.
-    deaths: Arc<Notify>,
-    gang: Arc<Gang>,
-    /// The worker's number in the gang.
-    process: u32,
-    /// Why the worker takes no part in programs that span workers.
-    cannot_span: Option<String>,
-}
-
-impl Drop for Wire {
-    fn drop(&mut self) {
-        self.gang.leave(self.process);
-        // Ends the stream, and the worker's session with it.
-        self.queue.close();
     }
 }
 
@@ -418,93 +385,6 @@ impl Link {
         });
         self.lane.push(cancel);
     }
-}
-
-impl Wire {
-    fn deliver(self: &Arc<Self>, name: &str, reply: Reply) {
-        let (id, result) = match reply.reply {
-            Some(reply::Reply::Taken(taken)) => {
-                self.queue.credit(taken.ops);
-                return;
-            }
-            Some(reply::Reply::Leaving(_)) => {
-                self.leave(name);
-                return;
-            }
-            Some(reply) => match split(reply) {
-                Some(answer) => answer,
-                None => return,
-            },
-            None => return,
-        };
-        let sender = lock(&self.pending).waiting.remove(&id);
-        if let Some(sender) = sender {
-            // Nobody may be waiting any more: a session that ended.
-            let _ = sender.send(result);
-            if self.dead.load(Relaxed) {
-                self.end_when_drained();
-            }
-        }
-    }
-
-    fn leave(self: &Arc<Self>, name: &str) {
-        if !self.dead.load(Relaxed) {
-            tracing::info!(worker = %name, "the worker has been told to end");
-            self.refuse(status::worker_lost(name, "it has been told to end"));
-            self.end_when_drained();
-        }
-    }
-
-    /// Later requests fail; the first reason stays.
-    fn refuse(&self, status: Status) {
-        lock(&self.pending).dead.get_or_insert(status);
-        self.dead.store(true, Relaxed);
-        self.deaths.notify_one();
-    }
-
-    /// Ends the op stream of a worker that leaves, when nothing of it is waited for, and what was read has been asked for.
-    fn end_when_drained(self: &Arc<Self>) {
-        let is_drained = |wire: &Wire| lock(&wire.pending).waiting.is_empty();
-        if !is_drained(self) {
-            return;
-        }
-        let wire = Arc::downgrade(self);
-        tokio::spawn(async move {
-            tokio::time::sleep(LINGER).await;
-            if let Some(wire) = wire.upgrade().filter(|wire| is_drained(wire)) {
-                wire.queue.close();
-            }
-        });
-    }
-
-    fn die(&self, name: &str, why: &str) {
-        self.refuse(status::worker_lost(name, why));
-        let (waiting, status) = {
-            let mut pending = lock(&self.pending);
-            (std::mem::take(&mut pending.waiting), pending.dead.clone())
-        };
-        let status = status.unwrap_or_else(|| status::worker_lost(name, why));
-        for (_, sender) in waiting {
-            let _ = sender.send(Err(status.clone()));
-        }
-        // A worker that is alive after all frees what it has.
-        self.queue.close();
-        self.gang.leave(self.process);
-    }
-}
-
-/// The number and outcome of a reply; `None` for one that answers nothing.
-fn split(reply: reply::Reply) -> Option<(u64, Result<reply::Reply, Status>)> {
-    let (id, status) = match &reply {
-        reply::Reply::Attached(_) | reply::Reply::Taken(_) | reply::Reply::Leaving(_) => {
-            return None;
-        }
-        reply::Reply::CompileDone(done) => (done.request, done.status.clone()),
-        reply::Reply::WatchDone(done) => (done.watch, done.status.clone()),
-        reply::Reply::ReadDone(done) => (done.transfer, done.status.clone()),
-        reply::Reply::Answer(done) => (done.request, done.status.clone()),
-    };
-    Some((id, status::check(status).map(|()| reply)))
 }
 
 /// An answer on its way.
