@@ -42,6 +42,8 @@ pub type Seen = (u64, u64);
 pub enum Pace {
     /// At once.
     Even,
+    /// At once, and without a part in programs that span workers.
+    Alone,
     /// With a small window and pauses that follow from the number.
     Random(u64),
 }
@@ -258,15 +260,20 @@ impl Worker for NullWorker {
         let (replies, receiver) = mpsc::channel(1024);
         let (seen, largest) = (Arc::clone(&self.seen), Arc::clone(&self.largest));
         let (window, mut chaos) = match self.pace {
-            Pace::Even => (64, None),
+            Pace::Even | Pace::Alone => (64, None),
             // Never zero, and another one for each worker.
             Pace::Random(seed) => (4, Some((seed + 1) << 8 | u64::from(self.task + 1))),
+        };
+        let (address, cannot_span) = match self.pace {
+            Pace::Alone => ("", "it is alone"),
+            _ => ("nowhere:1", ""),
         };
         tokio::spawn(async move {
             let reply = |reply| Ok(Reply { reply: Some(reply) });
             let attached = Attached {
                 window,
-                collectives_address: "nowhere:1".to_owned(),
+                collectives_address: address.to_owned(),
+                cannot_span: cannot_span.to_owned(),
                 ..Default::default()
             };
             let _ = replies.send(reply(reply::Reply::Attached(attached))).await;

@@ -61,6 +61,37 @@ async fn use_workers(client: Client, number: u64) {
         .expect("ready");
 }
 
+/// Such workers, and the address of a proxy that has them.
+fn start(count: u32, pace: Pace, stop: &CancellationToken) -> (NullWorkers, String) {
+    let listener = || std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let manager = listener();
+    let address = manager.local_addr().expect("bound").to_string();
+    let mut config = waystation_scheduler::Config::new(manager);
+    config.workers_per_slice = Some(count);
+    tokio::spawn(waystation_scheduler::serve(config, stop.clone()));
+    let workers = NullWorkers::start(count, &address, pace, stop);
+    let front = listener();
+    let proxy = front.local_addr().expect("bound").to_string();
+    let config = waystation_proxy::Config::new(front, address);
+    tokio::spawn(waystation_proxy::serve(config, stop.clone()));
+    (workers, proxy)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_that_take_no_part_in_spanning_programs_are_named() {
+    let stop = CancellationToken::new();
+    let _ends = stop.clone().drop_guard();
+    let (_workers, proxy) = start(2, Pace::Alone, &stop);
+    let client = Client::connect(&proxy).await.expect("served");
+    let error = client.call(request::compile(b"null", &[0, 1])).await;
+    let error = error.expect_err("refused");
+    assert_eq!(error.code(), Some(12), "{error}");
+    for part in ["task 0", "task 1", "it is alone"] {
+        assert!(error.to_string().contains(part), "{error}");
+    }
+    compile(&client, &[1]).await;
+}
+
 /// Reversed order on two workers would let two launches wait for each other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_workers_get_the_launches_that_they_share_in_one_order() {
@@ -71,17 +102,7 @@ async fn all_workers_get_the_launches_that_they_share_in_one_order() {
     for seed in 0..seeds {
         let stop = CancellationToken::new();
         let _ends = stop.clone().drop_guard();
-        let listener = || std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let manager = listener();
-        let address = manager.local_addr().expect("bound").to_string();
-        let mut config = waystation_scheduler::Config::new(manager);
-        config.workers_per_slice = Some(WORKERS);
-        tokio::spawn(waystation_scheduler::serve(config, stop.clone()));
-        let workers = NullWorkers::start(WORKERS, &address, Pace::Random(seed), &stop);
-        let front = listener();
-        let proxy = front.local_addr().expect("bound").to_string();
-        let config = waystation_proxy::Config::new(front, address);
-        tokio::spawn(waystation_proxy::serve(config, stop.clone()));
+        let (workers, proxy) = start(WORKERS, Pace::Random(seed), &stop);
         let mut clients = Vec::new();
         for number in 0..CLIENTS {
             let client = Client::connect(&proxy).await.expect("served");

@@ -418,21 +418,6 @@ async fn a_client_that_waits_for_each_execution_has_the_worker_asked_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_program_over_two_workers_is_refused_naming_them() {
-    let cluster = Cluster::start(2, 1).await;
-    let client = cluster.client().await;
-    let error = compile(&client, DOUBLE, &[0, 1])
-        .await
-        .expect_err("spans workers");
-    assert_eq!(error.code(), UNIMPLEMENTED);
-    assert!(
-        error.to_string().contains("task 0") && error.to_string().contains("task 1"),
-        "{error}"
-    );
-    still_works(&client).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_that_vanish_leave_nothing_behind() {
     let cluster = Cluster::start(2, 1).await;
     for round in 0..20u64 {
