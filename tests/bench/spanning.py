@@ -110,7 +110,7 @@ class SpanningParts:
 
     def hooked_compile(self):
         """The same train step for four devices, its collectives XLA's or ours: CPU of worker and compile child."""
-        shape = TINY if self.quick else {"layers": 2, "width": 256, "batch": 8, "sequence": 32}
+        shape = {**TINY, "batch": 4} if self.quick else {"layers": 2, "width": 256, "batch": 8, "sequence": 32}
         which = {"kind": "data parallel", **shape}
         spent = {}
         with self.two_and_one(4, "--cache_mode", "off") as (two, one):
