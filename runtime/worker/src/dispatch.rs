@@ -68,8 +68,7 @@ impl Dispatch {
             } => {
                 // A caller that is gone has no use for its session.
                 let result = self.attach(&attach, outbox);
-                let serial = self.serial;
-                if accepted.send(result).is_err() {
+                if let Err(Ok(serial)) = accepted.send(result) {
                     self.end(serial);
                 }
             }

@@ -59,6 +59,8 @@ struct Queue {
 struct Peer {
     queue: Mutex<Queue>,
     more: Notify,
+    /// Told once, when the connection is to end: a write to one who reads nothing does not end by itself.
+    ended: Notify,
 }
 
 impl Peer {
@@ -77,7 +79,7 @@ impl Peer {
         };
         // Operands are let go of outside of the lock.
         drop(waiting);
-        self.more.notify_one();
+        self.ended.notify_one();
     }
 }
 
@@ -357,6 +359,8 @@ impl Tcp {
             let error = tokio::select! {
                 error = read(&reader, process, &engine) => error,
                 error = write(writer, &peer, first) => error,
+                // What is being written is let go of: it is an operand, and its execution ends only then.
+                () = peer.ended.notified() => io::Error::other("the connection was ended"),
             };
             tcp.leave(process, &peer, &engine, &error);
         });
@@ -375,9 +379,6 @@ async fn write(
     loop {
         let next = {
             let mut queue = peer.queue();
-            if queue.closed {
-                return io::Error::other("the connection was ended");
-            }
             let short = queue.short.pop_front();
             short.or_else(|| next_chunk(&mut queue))
         };

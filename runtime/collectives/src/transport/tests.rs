@@ -253,15 +253,63 @@ async fn strangers_are_turned_away() {
     );
 }
 
+/// A connection to the process 0 by hand, as process 1.
+async fn by_hand(a: &Node) -> TcpStream {
+    let mut stream = TcpStream::connect(a.address).await.expect("it connects");
+    let hello = super::hello::hello_for_tests(Process(1), Process(0), SECRET);
+    stream.write_all(&hello).await.expect("sent");
+    let mut answer = vec![0; hello.len()];
+    stream.read_exact(&mut answer).await.expect("an answer");
+    stream
+}
+
+/// Execution of what gave the bytes ends only when nobody has them any more.
+#[tokio::test]
+async fn bytes_for_one_who_reads_no_more_are_let_go_of_with_the_connection() {
+    struct Operand(Vec<u8>, Option<oneshot::Sender<()>>);
+    impl AsRef<[u8]> for Operand {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+    impl Drop for Operand {
+        fn drop(&mut self) {
+            let _ = self.1.take().map(|gone| gone.send(()));
+        }
+    }
+    let a = node(0, Config::default()).await;
+    let mut stream = by_hand(&a).await;
+    let (gone, is_gone) = oneshot::channel();
+    let key = Key {
+        launch: 1,
+        execution: 0,
+        op: 0,
+        lane: 0,
+        source: 0,
+        target: 1,
+    };
+    let transfer = Transfer {
+        key,
+        offset: 0,
+        bytes: bytes::Bytes::from_owner(Operand(vec![0; 64 << 20], Some(gone))),
+        failed: Arc::default(),
+    };
+    a.tcp
+        .send(Process(1), Message::Data(transfer))
+        .expect("queued");
+    // It is being written, and what is left is more than the system takes for one who does not read.
+    let mut first = vec![0; CHUNK];
+    stream.read_exact(&mut first).await.expect("it comes");
+    a.tcp.disconnect(Process(1));
+    let waited = tokio::time::timeout(Duration::from_secs(30), is_gone).await;
+    waited.expect("let go of").expect("dropped");
+}
+
 #[tokio::test]
 async fn what_is_no_message_ends_the_connection() {
     for bytes in [[0xff; HEAD], [0; HEAD]] {
         let a = node(0, Config::default()).await;
-        let mut stream = TcpStream::connect(a.address).await.expect("it connects");
-        let hello = super::hello::hello_for_tests(Process(1), Process(0), SECRET);
-        stream.write_all(&hello).await.expect("sent");
-        let mut answer = vec![0; hello.len()];
-        stream.read_exact(&mut answer).await.expect("an answer");
+        let mut stream = by_hand(&a).await;
         let launch = a.engine.open(1, BOTH).expect("it opens");
         let waiting = start(&launch, 0, vec![1; 10]);
         let mut asked = [0; HEAD];
@@ -271,7 +319,7 @@ async fn what_is_no_message_ends_the_connection() {
         assert_eq!(waiting.await.expect_err("gone").code(), Code::DataLoss);
         assert!(
             stream
-                .read(&mut answer)
+                .read(&mut [0; 64])
                 .await
                 .map_or(true, |read| read == 0)
         );
