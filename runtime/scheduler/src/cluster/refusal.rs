@@ -4,6 +4,11 @@ use waystation_proto::waystation::scheduler::{Hello, WorkerInventory};
 
 use super::{Cluster, Live, Place};
 
+/// More workers than any slice has. Each place costs work with every change, so a worker's word must not make them without end.
+const MAX_TASKS: u32 = 1 << 16;
+/// Workers of all slices: each has a device, whose id has 32 bits.
+const MAX_WORKERS: u64 = i32::MAX as u64;
+
 /// Why a worker may not join.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum Refusal {
@@ -35,6 +40,11 @@ pub(crate) enum Refusal {
          --slice_tasks"
     )]
     SliceTasks { theirs: u32, ours: u32 },
+    #[error(
+        "the worker says --slice_tasks={theirs}: a slice may have {MAX_TASKS} worker(s), and with {slices} slice(s) the cluster \
+         {MAX_WORKERS}: give every worker the number of workers in its slice"
+    )]
+    TooManyTasks { theirs: u32, slices: u32 },
     #[error(
         "slice {} task {} is taken by the live worker at {address}: give this worker another --slice or --task, or stop \
          that one",
@@ -157,6 +167,14 @@ impl Cluster {
         // A worker that was not told the size of its slice says 0.
         if hello.slice_tasks != 0 && theirs != ours {
             return Err(Refusal::SliceTasks { theirs, ours });
+        }
+        // What the cluster has is the operator's, or was looked at before.
+        let workers = u64::from(theirs) * u64::from(self.slices);
+        if self.workers_per_slice.is_none() && (theirs > MAX_TASKS || workers > MAX_WORKERS) {
+            return Err(Refusal::TooManyTasks {
+                theirs,
+                slices: self.slices,
+            });
         }
         if hello.task >= ours {
             return Err(Refusal::NoSuchTask {

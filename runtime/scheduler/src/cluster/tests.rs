@@ -206,6 +206,20 @@ fn the_first_worker_tells_the_size_of_a_slice() {
 }
 
 #[test]
+fn a_slice_of_more_workers_than_there_can_be_is_refused_by_its_number() {
+    for (slices, tasks) in [(1, 65_537), (1, u32::MAX), (65_536, 32_768)] {
+        let mut cluster = Cluster::new(slices, None, None);
+        let refusal = cluster.join(hello(0, 0, tasks, 1)).unwrap_err().to_string();
+        assert!(
+            refusal.contains(&format!("--slice_tasks={tasks}:")),
+            "{refusal}"
+        );
+        assert_eq!(cluster.expected(), None);
+        cluster.join(hello(0, 0, 32_767, 1)).unwrap();
+    }
+}
+
+#[test]
 fn a_second_worker_in_a_place_is_refused_and_the_first_stays() {
     let mut cluster = Cluster::new(1, None, None);
     cluster.join(hello(0, 0, 1, 1)).unwrap();
