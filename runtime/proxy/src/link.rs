@@ -405,10 +405,39 @@ impl Answer {
 /// Waits for several. All have come when this returns.
 ///
 /// # Errors
-/// The first one's that has failed.
+/// The first one's that has failed; a lost worker's before others', which may fail because of that one.
 pub(crate) async fn all(answers: Vec<Answer>) -> Result<(), Status> {
     let answers = futures::future::join_all(answers.into_iter().map(Answer::wait)).await;
-    answers
-        .into_iter()
-        .try_for_each(|answer| answer.map(|_| ()))
+    let mut failures: Vec<Status> = answers.into_iter().filter_map(Result::err).collect();
+    let lost = failures.iter().position(status::is_worker_lost);
+    match failures.is_empty() {
+        true => Ok(()),
+        false => Err(failures.swap_remove(lost.unwrap_or(0))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_lost_worker_is_told_before_what_fails_because_of_it() {
+        let answers = |statuses: &[Option<Status>]| {
+            let answer = |status: &Option<Status>| {
+                let (sender, receiver) = oneshot::channel();
+                let good = reply::Reply::Answer(Default::default());
+                let _ = sender.send(status.clone().map_or(Ok(good), Err));
+                Answer { receiver }
+            };
+            statuses.iter().map(answer).collect::<Vec<_>>()
+        };
+        let unknown = Some(status::invalid_argument("no such executable".to_owned()));
+        let other = Some(status::invalid_argument("another".to_owned()));
+        let lost = Some(status::worker_lost("slice 0 task 1", "it is cut off"));
+        assert_eq!(all(answers(&[None, None])).await, Ok(()));
+        let first = all(answers(&[None, unknown.clone(), other])).await;
+        assert_eq!(first.err(), unknown);
+        let found = all(answers(&[unknown, None, lost.clone()])).await;
+        assert_eq!(found.err(), lost);
+    }
 }
