@@ -1,6 +1,9 @@
 //! A program once it is compiled: on all its workers, and again on those that come in a lost one's place.
 
-use std::sync::{Arc, atomic::AtomicBool};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
 
 use bytes::Bytes;
 use tokio::time::{Instant, timeout_at};
@@ -47,7 +50,31 @@ impl Drop for XlaProgram {
     }
 }
 
+/// An executable that only tells what the program is like: unloaded however the question ends.
+struct StandIn {
+    link: Arc<Link>,
+    executable: u64,
+}
+
+impl Drop for StandIn {
+    fn drop(&mut self) {
+        self.link.unload(self.executable);
+    }
+}
+
 impl XlaProgram {
+    /// # Errors
+    /// When the client has deleted it.
+    pub(super) fn check_not_deleted(&self) -> Result<(), Status> {
+        if !self.deleted.load(Relaxed) {
+            return Ok(());
+        }
+        Err(status::invalid_argument(format!(
+            "executable '{}' has been deleted",
+            self.info.name
+        )))
+    }
+
     /// Takes what a worker has found out by compiling it.
     async fn learn(&mut self, compiled: Answer) -> Result<(), Status> {
         let reply::Reply::CompileDone(done) = compiled.wait().await? else {
@@ -112,8 +139,14 @@ impl XlaProgram {
                     stand_in: !self.placement.spans(),
                     ..compile.clone()
                 });
-                let learnt = self.learn(link.call(request, compile).await).await;
-                link.unload(executable);
+                let compiled = link.call(request, compile).await;
+                // Now that the compile is in the queue: an unload before it would unload nothing.
+                let stand_in = StandIn {
+                    link: Arc::clone(&link),
+                    executable,
+                };
+                let learnt = self.learn(compiled).await;
+                drop(stand_in);
                 if learnt.is_ok() || !link.is_dead() {
                     return learnt;
                 }

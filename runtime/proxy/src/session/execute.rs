@@ -1,6 +1,6 @@
 //! Execute: result shards are named here and now, the work is the worker's.
 
-use std::sync::{Arc, atomic::Ordering::Relaxed};
+use std::sync::Arc;
 
 use waystation_proto::{
     waystation::worker::{Execute, op},
@@ -60,6 +60,8 @@ impl Session {
                     .execute_options
                     .as_ref()
                     .is_some_and(|o| o.fill_status);
+                // Before it may be compiled again for workers that came back, which would give a deleted one a new life.
+                program.check_not_deleted()?;
                 let executed = match self.living(handle, Arc::clone(&program)).await {
                     Ok(living) => self.execute_xla(user_context, &living, request).await,
                     Err(lost) => Err(lost),
@@ -121,12 +123,6 @@ impl Session {
         program: &XlaProgram,
         request: LoadedExecutableExecuteRequest,
     ) -> Handled {
-        if program.deleted.load(Relaxed) {
-            return Err(status::invalid_argument(format!(
-                "executable '{}' has been deleted",
-                program.info.name
-            )));
-        }
         Counters::add(&self.shared.counters.executes, 1);
         let handles = result_handles(
             &request.result_array_handle,
