@@ -6,7 +6,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming, transport::server::TcpIncoming};
 use waystation_proto::{
     BUILD_ID, LINK_VERSION,
+    tensorflow::{StatusProto, error::Code},
     waystation::{
         ExecutableInfo, executable_info,
         scheduler::{
@@ -44,9 +45,14 @@ pub enum Pace {
     Even,
     /// At once, and without a part in programs that span workers.
     Alone,
+    /// At once, but the first questions about compiler flags, to all together, have no answer.
+    Unsure,
     /// With a small window and pauses that follow from the number.
     Random(u64),
 }
+
+/// Questions without an answer, of [`Pace::Unsure`].
+const UNSURE: u32 = 2;
 
 /// Workers of one device each, of one slice.
 #[derive(Debug)]
@@ -63,6 +69,11 @@ impl NullWorkers {
     pub fn start(count: u32, manager: &str, pace: Pace, stop: &CancellationToken) -> Self {
         let mut seen = Vec::new();
         let largest = Arc::new(AtomicUsize::new(0));
+        let unsure = match pace {
+            Pace::Unsure => UNSURE,
+            _ => 0,
+        };
+        let unsure = Arc::new(AtomicU32::new(unsure));
         for task in 0..count {
             let listener = TcpListener::bind("127.0.0.1:0").expect("a free loopback port");
             let address = listener.local_addr().expect("bound").to_string();
@@ -72,6 +83,7 @@ impl NullWorkers {
                 task,
                 seen: Arc::clone(&launches),
                 largest: Arc::clone(&largest),
+                unsure: Arc::clone(&unsure),
             };
             listener.set_nonblocking(true).expect("a socket");
             let listener = tokio::net::TcpListener::from_std(listener).expect("in a runtime");
@@ -166,6 +178,8 @@ struct NullWorker {
     task: u32,
     seen: Arc<Mutex<Vec<Seen>>>,
     largest: Arc<AtomicUsize>,
+    /// So many questions about flags will have no answer.
+    unsure: Arc<AtomicU32>,
 }
 
 /// One argument and one result, cut over all devices.
@@ -229,10 +243,23 @@ fn answer(op: op::Op, seen: &Mutex<Vec<Seen>>) -> Option<reply::Reply> {
             inline_data: Some(vec![0; 4].into()),
             ..Default::default()
         }),
-        op::Op::CheckFlags(op) => answered(op.request),
         op::Op::Pull(op) => answered(op.request),
         op::Op::Reshard(op) => answered(op.request),
         _ => return None,
+    })
+}
+
+/// All flags are fine, but for the first questions: there the compiler has ended.
+fn verdict(request: u64, unsure: &AtomicU32) -> reply::Reply {
+    let less = unsure.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
+    reply::Reply::Answer(Answer {
+        request,
+        status: less.ok().map(|_| StatusProto {
+            code: Code::Unavailable.into(),
+            message: "the compiler has ended".to_owned(),
+            ..Default::default()
+        }),
+        ..Default::default()
     })
 }
 
@@ -259,8 +286,9 @@ impl Worker for NullWorker {
         let mut ops = request.into_inner();
         let (replies, receiver) = mpsc::channel(1024);
         let (seen, largest) = (Arc::clone(&self.seen), Arc::clone(&self.largest));
+        let unsure = Arc::clone(&self.unsure);
         let (window, mut chaos) = match self.pace {
-            Pace::Even | Pace::Alone => (64, None),
+            Pace::Even | Pace::Alone | Pace::Unsure => (64, None),
             // Never zero, and another one for each worker.
             Pace::Random(seed) => (4, Some((seed + 1) << 8 | u64::from(self.task + 1))),
         };
@@ -290,7 +318,10 @@ impl Worker for NullWorker {
                 if let Some(op::Op::Execute(_)) = &op.op {
                     largest.fetch_max(op.encoded_len(), Relaxed);
                 }
-                let answer = op.op.and_then(|op| answer(op, &seen));
+                let answer = match op.op {
+                    Some(op::Op::CheckFlags(op)) => Some(verdict(op.request, &unsure)),
+                    op => op.and_then(|op| answer(op, &seen)),
+                };
                 let taken = (untold * 4 >= window).then(|| {
                     reply::Reply::Taken(Taken {
                         ops: std::mem::take(&mut untold),

@@ -63,6 +63,16 @@ async fn use_workers(client: Client, number: u64) {
 
 /// Such workers, and the address of a proxy that has them.
 fn start(count: u32, pace: Pace, stop: &CancellationToken) -> (NullWorkers, String) {
+    start_with(count, pace, &[], stop)
+}
+
+/// Like [`start`], with compiler flags.
+fn start_with(
+    count: u32,
+    pace: Pace,
+    xla_flags: &[&str],
+    stop: &CancellationToken,
+) -> (NullWorkers, String) {
     let listener = || std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     let manager = listener();
     let address = manager.local_addr().expect("bound").to_string();
@@ -72,7 +82,8 @@ fn start(count: u32, pace: Pace, stop: &CancellationToken) -> (NullWorkers, Stri
     let workers = NullWorkers::start(count, &address, pace, stop);
     let front = listener();
     let proxy = front.local_addr().expect("bound").to_string();
-    let config = waystation_proxy::Config::new(front, address);
+    let mut config = waystation_proxy::Config::new(front, address);
+    config.xla_flags = xla_flags.iter().map(|&flag| flag.to_owned()).collect();
     tokio::spawn(waystation_proxy::serve(config, stop.clone()));
     (workers, proxy)
 }
@@ -90,6 +101,20 @@ async fn workers_that_take_no_part_in_spanning_programs_are_named() {
         assert!(error.to_string().contains(part), "{error}");
     }
     compile(&client, &[1]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn flags_that_nobody_could_be_asked_about_are_asked_about_again() {
+    let stop = CancellationToken::new();
+    let _ends = stop.clone().drop_guard();
+    let (_workers, proxy) = start_with(1, Pace::Unsure, &["--xla_some=1"], &stop);
+    let served = async {
+        let client = Client::connect(&proxy).await.expect("served");
+        compile(&client, &[0]).await
+    };
+    let limit = std::time::Duration::from_secs(300);
+    let served = tokio::time::timeout(limit, served).await;
+    served.expect("the proxy goes on");
 }
 
 /// Reversed order on two workers would let two launches wait for each other.

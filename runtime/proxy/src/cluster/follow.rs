@@ -20,7 +20,7 @@ use crate::{
     status::{self, Status},
 };
 
-/// Between two attempts at a worker that does not take the proxy.
+/// Between two attempts at a worker that does not take the proxy, or cannot say whether it takes the flags.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// What a proxy tells its follower.
@@ -68,9 +68,11 @@ pub(crate) fn follow(follow: Follow) -> ClusterWatch {
             deaths: Arc::new(Notify::new()),
         },
         sender,
+        progress: String::new(),
         epoch: 0,
         complete: false,
         places: Vec::new(),
+        ask: None,
         devices: None,
         dialling: FuturesUnordered::new(),
     };
@@ -144,10 +146,14 @@ struct Follower {
     verdict: Option<oneshot::Sender<Verdict>>,
     dial: Dial,
     sender: watch::Sender<(Option<Arc<Cluster>>, String)>,
+    /// As the resource manager says; until the first cluster, what goes wrong is told in its stead.
+    progress: String,
     epoch: u64,
     /// As many slices are there as the proxy wants.
     complete: bool,
     places: Vec<Place>,
+    /// When the flags are asked about again, after a question that nobody has answered.
+    ask: Option<Instant>,
     /// Those of `places`, once a cluster has been published.
     devices: Option<Arc<Devices>>,
     dialling: FuturesUnordered<Dialled>,
@@ -167,7 +173,8 @@ impl Follower {
                     return;
                 }
                 let retry = self.places.iter().filter(|place| place.wants_link());
-                let retry = retry.filter_map(|place| place.retry).min();
+                let retry = retry.filter_map(|place| place.retry);
+                let next = retry.chain(self.ask).min();
                 let deaths = Arc::clone(&self.dial.deaths);
                 tokio::select! {
                     changed = allotments.changed() => match changed {
@@ -178,7 +185,7 @@ impl Follower {
                         self.dialled(place, epoch, dialled);
                     }
                     () = deaths.notified() => {}
-                    () = async { sleep_until(retry.unwrap_or_else(Instant::now)).await }, if retry.is_some() => {}
+                    () = async { sleep_until(next.unwrap_or_else(Instant::now)).await }, if next.is_some() => {}
                 }
             }
         }
@@ -192,6 +199,7 @@ impl Follower {
         }
         self.sender
             .send_modify(|state| state.1.clone_from(&allotment.progress));
+        self.progress.clone_from(&allotment.progress);
         if allotment.epoch == 0 {
             self.complete = false;
             return;
@@ -343,6 +351,7 @@ impl Follower {
         if unchanged {
             return Continue(());
         }
+        self.ask = None;
         if self.verdict.is_some() {
             let alive = self.places.iter().find(|place| place.is_alive());
             match self
@@ -360,9 +369,14 @@ impl Follower {
                         return Break(());
                     }
                 }
-                // The worker is gone: it is dialled again, or missed.
+                // The worker is gone, and dialled again, or missed; or its compiler failed, which says nothing of the flags.
                 Err(error) => {
-                    tracing::warn!(error = %error.message, "no worker could be asked about the flags");
+                    tracing::warn!(error = %error.message, "no worker could be asked about the flags, trying again");
+                    self.ask = Some(Instant::now() + RETRY);
+                    self.sender.send_modify(|state| {
+                        state.1 =
+                            format!("asking about the compiler flags again: {}", error.message);
+                    });
                     return Continue(());
                 }
             }
@@ -402,8 +416,9 @@ impl Follower {
             links,
         };
         self.gang.tell();
+        let progress = self.progress.clone();
         self.sender
-            .send_modify(|state| state.0 = Some(Arc::new(cluster)));
+            .send_modify(|state| *state = (Some(Arc::new(cluster)), progress));
         Continue(())
     }
 }
