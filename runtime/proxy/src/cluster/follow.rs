@@ -92,6 +92,8 @@ struct Place {
     dialled: bool,
     /// Not before it is the worker dialled again.
     retry: Option<Instant>,
+    /// When a worker counts as lost that only the resource manager takes for dead.
+    doubt: Option<Instant>,
 }
 
 impl Place {
@@ -101,11 +103,19 @@ impl Place {
             link: None,
             dialled: false,
             retry: None,
+            doubt: None,
         }
     }
 
     fn is_alive(&self) -> bool {
         self.link.as_ref().is_some_and(|link| !link.is_dead())
+    }
+
+    /// Whether there is a link, dead or not, to the worker at an address.
+    fn is_linked_to(&self, address: &str) -> bool {
+        self.link
+            .as_ref()
+            .is_some_and(|link| *link.address == *address)
     }
 
     /// There is a worker, and no way to it.
@@ -168,13 +178,15 @@ impl Follower {
             }
             // Until the next allotment.
             loop {
+                self.lose_doubted();
                 self.dial_workers();
                 if self.publish().await.is_break() {
                     return;
                 }
                 let retry = self.places.iter().filter(|place| place.wants_link());
                 let retry = retry.filter_map(|place| place.retry);
-                let next = retry.chain(self.ask).min();
+                let doubts = self.places.iter().filter_map(|place| place.doubt);
+                let next = retry.chain(doubts).chain(self.ask).min();
                 let deaths = Arc::clone(&self.dial.deaths);
                 tokio::select! {
                     changed = allotments.changed() => match changed {
@@ -235,7 +247,7 @@ impl Follower {
                     .iter_mut()
                     .find(|before| before.is_at(&place.worker));
                 let keeps = |before: &&mut Place| {
-                    before.worker.address == place.worker.address
+                    before.is_linked_to(&place.worker.address)
                         && before.has_devices_of(&place.worker)
                 };
                 if let Some(before) = before.filter(keeps) {
@@ -251,27 +263,44 @@ impl Follower {
             let Some(place) = self.places.iter_mut().find(|place| place.is_at(&worker)) else {
                 continue;
             };
+            let doubt = place.doubt.take();
             match worker.presence() {
                 Presence::NotSeen => continue,
-                Presence::Gone => {
-                    if let Some(link) = &place.link {
-                        link.lose(&worker.reason);
-                    }
+                // Its word alone ends nothing: it may have been paused, or one connection of its have broken. A worker that
+                // is dead the link's own pings find within a lease.
+                Presence::Gone if place.is_alive() => {
+                    let lease = self.dial.lease;
+                    place.doubt = doubt.or_else(|| Some(Instant::now() + lease));
                 }
+                Presence::Gone => {}
                 Presence::Leaving => {
                     if let Some(link) = &place.link {
                         link.leave();
                     }
                 }
-                Presence::Here if worker.address != place.worker.address => {
+                Presence::Here if !place.is_linked_to(&worker.address) => {
                     if let Some(link) = &place.link {
                         link.lose("another worker has its place");
                     }
-                    place.retry = None;
+                    if worker.address != place.worker.address {
+                        place.retry = None;
+                    }
                 }
                 Presence::Here => {}
             }
             place.worker = worker;
+        }
+    }
+
+    /// Loses the workers that the resource manager has missed for a lease, although they answer here.
+    fn lose_doubted(&mut self) {
+        let now = Instant::now();
+        for place in &mut self.places {
+            if place.doubt.take_if(|at| *at <= now).is_some()
+                && let Some(link) = &place.link
+            {
+                link.lose(&place.worker.reason);
+            }
         }
     }
 
