@@ -246,15 +246,16 @@ impl Compiler {
             let (entry, origin) = self.cache.get_or_compile(&name.0, compile).await?;
             let fresh = fresh.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(executable) = fresh {
-                return Ok(self.keep(name, executable, &entry, source));
+                // It runs on this worker alone: those that span workers are always loaded.
+                return Ok(self.keep(name, executable, &entry, source, None));
             }
             // Another request for the same program may have loaded it while this one waited.
             if let Some(loaded) = self.share(&name) {
                 return Ok(loaded);
             }
             let error = match self.deserialize(&name, &entry, &source).await {
-                Ok(executable) => {
-                    return Ok(self.keep(name, executable, &entry, source));
+                Ok((executable, artifact)) => {
+                    return Ok(self.keep(name, executable, &entry, source, artifact));
                 }
                 Err(error) => error,
             };
@@ -286,11 +287,11 @@ impl Compiler {
         }
         let (executable, entry) = self.compile(name.0.digest(), &source).await?;
         let entry = Arc::new(entry);
-        let executable = match executable {
-            Some(executable) => executable,
+        let (executable, artifact) = match executable {
+            Some(executable) => (executable, None),
             None => self.deserialize(&name, &entry, &source).await?,
         };
-        Ok(self.keep(name, executable, &entry, source))
+        Ok(self.keep(name, executable, &entry, source, artifact))
     }
 
     async fn key(

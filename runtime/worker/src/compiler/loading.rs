@@ -41,13 +41,11 @@ impl Compiler {
         executable: LoadedExecutable,
         entry: &Entry,
         source: Source,
+        artifact: Option<Artifact>,
     ) -> Arc<Loaded> {
         let mut info = entry.info.clone();
         info.key = name.0.to_string();
         let digest = *name.0.digest();
-        let artifact = source
-            .spanning
-            .then(|| Artifact::new(entry.executable.clone()));
         let loaded = Arc::new(Loaded::new(
             executable,
             info,
@@ -64,12 +62,13 @@ impl Compiler {
         loaded
     }
 
+    /// Loads an entry. One that spans workers comes with what the others may ask for.
     pub(super) async fn deserialize(
         self: &Arc<Self>,
         name: &Name,
         entry: &Arc<Entry>,
         source: &Source,
-    ) -> Result<LoadedExecutable, StatusProto> {
+    ) -> Result<(LoadedExecutable, Option<Artifact>), StatusProto> {
         let spanning = source.spanning;
         let options = if spanning {
             Bytes::from(spanning::portable())
@@ -106,7 +105,9 @@ impl Compiler {
                     ),
                 ));
             }
-            Ok(executable)
+            // Hashes the whole executable.
+            let artifact = spanning.then(|| Artifact::new(entry.executable.clone()));
+            Ok((executable, artifact))
         })
         .await
     }

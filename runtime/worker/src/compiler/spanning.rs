@@ -117,8 +117,8 @@ impl Compiler {
             text: None,
             object: None,
         });
-        let executable = self.deserialize(&name, &entry, &source).await?;
-        Ok(self.keep(name, executable, &entry, source))
+        let (executable, artifact) = self.deserialize(&name, &entry, &source).await?;
+        Ok(self.keep(name, executable, &entry, source, artifact))
     }
 
     /// Whether what another worker compiles runs here.
