@@ -34,7 +34,8 @@ pub(crate) enum Event {
     Op {
         serial: u64,
         op: Box<Op>,
-        permit: Permit,
+        /// None for what takes no place in the window.
+        permit: Option<Permit>,
     },
     /// The op stream of session `serial` has ended.
     End { serial: u64 },

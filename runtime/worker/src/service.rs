@@ -27,7 +27,7 @@ use crate::{
     segments::Block,
     session::{Begun, Broken, Copied, Fetch, Session},
     status,
-    window::Window,
+    window::{self, Window},
 };
 
 /// Payload of one frame of the data service.
@@ -280,7 +280,7 @@ fn not_named(transfer: u64, limit: Duration) -> Status {
 }
 
 /// Takes ops off the stream as fast as they are dispatched and their replies are taken, and no faster. A proxy keeps to the
-/// window; one that does not is slowed here.
+/// window; one that does not is slowed here. What takes no place in the window is so read however full it is.
 async fn read_ops(
     core: Arc<Core>,
     mut ops: Streaming<Op>,
@@ -290,28 +290,24 @@ async fn read_ops(
 ) {
     loop {
         gauge.below(core.limits.unsent_replies).await;
-        let Some(permit) = window.enter().await else {
-            break;
-        };
-        match ops.message().await {
-            Ok(Some(op)) => {
-                if core
-                    .events
-                    .send(Event::Op {
-                        serial,
-                        op: Box::new(op),
-                        permit,
-                    })
-                    .is_err()
-                {
-                    break;
-                }
-            }
+        let op = match ops.message().await {
+            Ok(Some(op)) => Box::new(op),
             Ok(None) => break,
             Err(error) => {
                 tracing::info!(%error, "the op stream broke");
                 break;
             }
+        };
+        let permit = if window::takes_place(&op) {
+            let Some(permit) = window.enter().await else {
+                break;
+            };
+            Some(permit)
+        } else {
+            None
+        };
+        if core.events.send(Event::Op { serial, op, permit }).is_err() {
+            break;
         }
     }
 }

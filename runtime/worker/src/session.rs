@@ -140,7 +140,7 @@ impl Session {
     }
 
     /// Applies the next op of the stream.
-    pub(crate) fn apply(&mut self, op: Op, permit: Permit) {
+    pub(crate) fn apply(&mut self, op: Op, permit: Option<Permit>) {
         let only_cleans_up = !op.drops.is_empty() || !op.releases.is_empty();
         for shard in &op.drops {
             self.table.remove(shard);

@@ -7,7 +7,7 @@ use std::sync::{
 
 use crossbeam_channel::Sender;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use waystation_proto::waystation::worker::{Taken, reply};
+use waystation_proto::waystation::worker::{Op, Taken, op, reply};
 
 use crate::{core::Event, outbox::WeakOutbox};
 
@@ -29,6 +29,12 @@ pub(crate) struct Window {
 pub(crate) struct Permit {
     _place: OwnedSemaphorePermit,
     window: Arc<Window>,
+}
+
+/// Whether an op has a place in the window. Word of the other workers has none, and the proxy sends it without credit: the
+/// window may be full of launches that wait for a worker of which this says that it is lost.
+pub(crate) fn takes_place(op: &Op) -> bool {
+    !matches!(op.op, Some(op::Op::Peers(_)))
 }
 
 impl Window {

@@ -17,7 +17,7 @@ use std::{
 
 use bytes::Bytes;
 use tokio::sync::OwnedSemaphorePermit;
-use waystation_proto::waystation::worker::{Execute, Peers, op, peers::Peer};
+use waystation_proto::waystation::worker::{Execute, Peers, peers::Peer};
 
 use super::{
     Answer, Link,
@@ -138,9 +138,9 @@ impl Gang {
         }
         for (process, member) in &members.living {
             let others = members.living.iter().filter(|(other, _)| *other != process);
-            member.queue.tell(op::Op::Peers(Peers {
+            member.queue.tell(Peers {
                 peers: others.map(|(_, other)| other.peer.clone()).collect(),
-            }));
+            });
         }
     }
 }

@@ -13,6 +13,9 @@
 //! had taken. Where no op comes soon, [`sweep`] sends it alone. A client that drops one array a step so costs no
 //! message for it.
 //!
+//! Word of who the other workers are takes no credit and leaves before all else: the worker's window may be full of launches
+//! that wait for a worker which is lost. Only the last word counts, so no more than one waits here.
+//!
 //! Launches that span workers leave in one order, the same from all queues ([`gang`](super::gang)). A lane whose next op is
 //! such a launch, and not the next one, waits without a turn; the lane that has the next one has its turns like any other,
 //! so that it comes to it. Lanes without such launches hear nothing of all this.
@@ -27,10 +30,9 @@ use std::{
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_stream::Stream;
-use waystation_proto::waystation::worker::{Execute, Op, op};
+use waystation_proto::waystation::worker::{Execute, Op, Peers, op};
 
 use super::{
-    OWN_LANE,
     gang::{GANG_PLACES, Gang, Order, Place},
     turns::Turns,
 };
@@ -61,6 +63,8 @@ struct Inner {
     lanes: HashMap<u64, Waiting>,
     turns: Turns,
     order: Order,
+    /// The last word of the other workers, where it has not left.
+    peers: Option<Peers>,
     /// [`Queue::left_behind`] has been told, and no sweep has been since.
     sweep_due: bool,
     /// Ops that may leave before the worker has taken others.
@@ -170,6 +174,7 @@ impl Queue {
                 lanes: HashMap::new(),
                 turns: Turns::default(),
                 order: Order::default(),
+                peers: None,
                 sweep_due: false,
                 credit: 0,
                 window: 0,
@@ -242,15 +247,26 @@ impl Queue {
         }
     }
 
-    /// Queues an op of the proxy's own. Never waits.
-    pub(super) fn tell(&self, op: op::Op) {
-        self.change(OWN_LANE, |waiting| waiting.push(op, None, None));
+    /// Tells the worker of the others, in place of an older word that has not left. Never waits.
+    pub(super) fn tell(&self, peers: Peers) {
+        let writer = {
+            let mut inner = self.lock();
+            if inner.closed {
+                return;
+            }
+            inner.peers = Some(peers);
+            inner.wake()
+        };
+        if let Some(writer) = writer {
+            writer.wake();
+        }
     }
 
     /// Ops that wait here.
     pub(super) fn len(&self) -> usize {
         let inner = self.lock();
-        inner.lanes.values().map(|waiting| waiting.ops.len()).sum()
+        let lanes = inner.lanes.values().map(|waiting| waiting.ops.len());
+        lanes.sum::<usize>() + usize::from(inner.peers.is_some())
     }
 
     /// Lanes that are open or have something to send.
@@ -280,6 +296,7 @@ impl Queue {
             inner.closed = true;
             inner.turns.clear();
             inner.order.clear();
+            inner.peers = None;
             (std::mem::take(&mut inner.lanes), inner.writer.take())
         };
         // With the queued ops go their permits: senders that wait find the lane closed.
@@ -292,6 +309,13 @@ impl Queue {
 
     /// The next op.
     fn pop(&self, inner: &mut Inner) -> Option<Op> {
+        if let Some(peers) = inner.peers.take() {
+            // From no client.
+            return Some(Op {
+                op: Some(op::Op::Peers(peers)),
+                ..Op::default()
+            });
+        }
         if inner.credit == 0 {
             return None;
         }
@@ -360,7 +384,8 @@ impl Inner {
 
     /// The writer, when there is something for it to do.
     fn wake(&mut self) -> Option<Waker> {
-        if self.credit > 0 && self.turns.any(self.round_may_send()) {
+        let lanes = self.credit > 0 && self.turns.any(self.round_may_send());
+        if lanes || self.peers.is_some() {
             self.writer.take()
         } else {
             None

@@ -24,7 +24,7 @@ use crate::{
 };
 
 impl Session {
-    pub(super) fn execute(&mut self, op: Execute, permit: Permit) {
+    pub(super) fn execute(&mut self, op: Execute, permit: Option<Permit>) {
         let Some(program) = self.programs.get(&op.executable).map(Rc::clone) else {
             // Without the program the number of devices is unknown, and so are the result ids. Ops that use them find
             // unknown shards, which is the same failure.
@@ -86,7 +86,7 @@ impl Session {
             self.part_can(sequence);
         }
         // An op that waits for something from outside gives its permit back: what it waits for may be behind it.
-        let permit = soon.then_some(permit);
+        let permit = permit.filter(|_| soon);
         let (held, retired, entry) = (args.clone(), loaded.is_some(), Rc::clone(&program));
         let cause = self.cause(op.user_context);
         self.when_loaded(&entry, move |session| {

@@ -459,3 +459,25 @@ async fn executables_go_to_their_lease_only() {
     assert!(header.platform.iter().any(|fact| fact.name == "plugin"));
     pair.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_window_full_of_launches_hears_that_their_worker_is_lost() {
+    let mut pair = Pair::start().await;
+    pair.compile(50, "sum_over_both").await;
+    pair.put(10, 4, &[2, 2]).await;
+    // The second worker never hears of them. They take the whole window; nothing more of the stream would be read.
+    let window = waystation_worker::Limits::default().queued_ops as u64;
+    let results: Vec<u64> = (0..window).map(|step| 1000 + 100 * step).collect();
+    for (&result, launch) in results.iter().zip(1..) {
+        pair.sessions[0]
+            .send(launched(50, launch, 10, result))
+            .await;
+    }
+    let peers = vec![pair.peers[0].clone()];
+    pair.sessions[0].send(op::Op::Peers(Peers { peers })).await;
+    for result in results {
+        let status = pair.sessions[0].read(result).await.expect_err("lost");
+        assert_eq!(status.code, Code::DataLoss as i32, "{status:?}");
+    }
+    pair.stop().await;
+}

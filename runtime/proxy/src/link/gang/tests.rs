@@ -1,6 +1,6 @@
 use futures::{FutureExt as _, StreamExt as _};
 use proptest::prelude::*;
-use waystation_proto::waystation::worker::{Attach, Op, Watch};
+use waystation_proto::waystation::worker::{Attach, Op, Watch, op};
 
 use super::*;
 use crate::link::queue::Ops;

@@ -1,7 +1,7 @@
 use std::{future::Future as _, pin::pin};
 
 use futures::{FutureExt as _, StreamExt as _, task::noop_waker_ref};
-use waystation_proto::waystation::worker::{Attach, Execute, Watch};
+use waystation_proto::waystation::worker::{Attach, Execute, Watch, peers::Peer};
 
 use super::{super::turns::TURN_OPS, *};
 
@@ -227,4 +227,37 @@ fn a_lost_worker_lets_waiting_senders_go() {
     assert!(waiting.as_mut().poll(&mut context).is_ready());
     send(&lane, execute(1)).expect("a closed queue swallows");
     assert!(queue.lock().lanes.is_empty());
+}
+
+/// A worker whose window is full of launches that wait for a lost worker must hear that it is lost.
+#[test]
+fn word_of_other_workers_takes_no_credit_and_the_last_one_counts() {
+    let (queue, mut ops) = queue(2);
+    let lane = Lane::open(&queue, 1);
+    fill(&lane);
+    assert_eq!(leaving(&mut ops).len(), 2, "the window is full");
+    let word = |process| Peers {
+        peers: vec![Peer {
+            process,
+            ..Peer::default()
+        }],
+    };
+    let mut context = Context::from_waker(noop_waker_ref());
+    assert!(ops.poll_next_unpin(&mut context).is_pending());
+    queue.tell(word(1));
+    assert!(queue.lock().writer.is_none(), "the writer is woken");
+    queue.tell(word(2));
+    let left = leaving(&mut ops);
+    assert_eq!(left.len(), 1);
+    assert_eq!(
+        (&left[0].op, left[0].client),
+        (&Some(op::Op::Peers(word(2))), 0)
+    );
+    // The credit is what the worker gives, no more and no less.
+    queue.credit(1);
+    queue.tell(word(3));
+    let left = leaving(&mut ops);
+    assert_eq!(left.len(), 2);
+    assert!(matches!(left[0].op, Some(op::Op::Peers(_))));
+    assert!(matches!(left[1].op, Some(op::Op::Execute(_))));
 }
