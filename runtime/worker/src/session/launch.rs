@@ -42,6 +42,12 @@ impl Session {
             }
             return;
         };
+        if program.misplaced
+            && let Err(fault) = program.result()
+        {
+            // Without a placement there is no part to fail.
+            self.refuse_part(op.launch, &fault);
+        }
         let devices = program.devices;
         let args: Vec<Rc<Slot>> = op.args.iter().map(|&shard| self.slot(shard)).collect();
         let loaded = program.loaded();

@@ -29,6 +29,8 @@ pub(super) struct Program {
     pub(super) devices: usize,
     /// Set if it runs on other workers too.
     pub(super) placement: Option<Placement>,
+    /// Set if it should run on other workers too, and this one has refused its part.
+    pub(super) misplaced: bool,
     state: RefCell<State>,
 }
 
@@ -38,6 +40,13 @@ enum State {
         _task: Option<Task>,
     },
     Done(Result<Arc<Loaded>, Fault>),
+}
+
+/// Why a program does not run here.
+struct Misplaced {
+    status: StatusProto,
+    /// Other workers may run it.
+    spans: bool,
 }
 
 /// What the proxy hears of a program that is loaded.
@@ -175,13 +184,13 @@ impl Session {
         request: u64,
         executable: u64,
         devices: usize,
-        placement: Result<Option<Placement>, StatusProto>,
+        placement: Result<Option<Placement>, Misplaced>,
         told: Told,
         work: impl Future<Output = Result<Arc<Loaded>, StatusProto>> + Send + 'static,
     ) {
-        let (placement, wrong) = match placement {
-            Ok(placement) => (placement, None),
-            Err(status) => (None, Some(status)),
+        let (placement, misplaced, wrong) = match placement {
+            Ok(placement) => (placement, false, None),
+            Err(Misplaced { status, spans }) => (None, spans, Some(status)),
         };
         let own = placement
             .as_ref()
@@ -189,6 +198,7 @@ impl Session {
         let entry = Rc::new(Program {
             devices: own.unwrap_or(devices),
             placement,
+            misplaced,
             state: RefCell::new(State::Compiling {
                 waits: Vec::new(),
                 _task: None,
@@ -231,10 +241,21 @@ impl Session {
         &self,
         device_ids: &[i32],
         processes: &[u32],
-    ) -> Result<Option<Placement>, StatusProto> {
-        if processes.is_empty() {
-            return self.all_local(device_ids).map(|()| None);
-        }
+    ) -> Result<Option<Placement>, Misplaced> {
+        let spans = !processes.is_empty();
+        let placement = if spans {
+            self.spanning_placement(device_ids, processes).map(Some)
+        } else {
+            self.all_local(device_ids).map(|()| None)
+        };
+        placement.map_err(|status| Misplaced { status, spans })
+    }
+
+    fn spanning_placement(
+        &self,
+        device_ids: &[i32],
+        processes: &[u32],
+    ) -> Result<Placement, StatusProto> {
         let epoch = self.lease.epoch.as_ref().map_err(|why| {
             status::unimplemented(format!(
                 "programs over several workers, on the worker of {}: {why}",
@@ -270,11 +291,11 @@ impl Session {
         if partitions.is_empty() {
             return Err(status::invalid("a program that runs on other workers only"));
         }
-        Ok(Some(Placement {
+        Ok(Placement {
             processes: processes.iter().copied().map(Process).collect(),
             partitions: partitions.into(),
             ordinals: ordinals.into(),
-        }))
+        })
     }
 
     /// The serialized form of a program that spans workers, for another of them.

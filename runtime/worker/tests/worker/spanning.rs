@@ -118,17 +118,7 @@ impl Pair {
             from_executable: executable,
             info: Some(info.clone()),
         };
-        other.send(op::Op::Load(load)).await;
-        let status = other
-            .reply(|reply| match reply {
-                reply::Reply::CompileDone(done) if done.request == executable => {
-                    assert_eq!(done.info, None);
-                    Some(done.status.clone())
-                }
-                _ => None,
-            })
-            .await;
-        assert_eq!(status, None);
+        assert_eq!(loaded(other, load).await, None);
         info
     }
 
@@ -186,6 +176,21 @@ impl Pair {
             worker.stop().await;
         }
     }
+}
+
+/// Has a worker load a program. How it fails, if it does.
+async fn loaded(session: &mut Session, load: Load) -> Option<StatusProto> {
+    let executable = load.request;
+    session.send(op::Op::Load(load)).await;
+    session
+        .reply(|reply| match reply {
+            reply::Reply::CompileDone(done) if done.request == executable => {
+                assert_eq!(done.info, None);
+                Some(done.status.clone())
+            }
+            _ => None,
+        })
+        .await
 }
 
 fn launched(executable: u64, launch: u64, arg: u64, result: u64) -> op::Op {
@@ -479,5 +484,32 @@ async fn a_window_full_of_launches_hears_that_their_worker_is_lost() {
         let status = pair.sessions[0].read(result).await.expect_err("lost");
         assert_eq!(status.code, Code::DataLoss as i32, "{status:?}");
     }
+    pair.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_placement_that_one_worker_refuses_fails_the_launch_on_the_others() {
+    let mut pair = Pair::start().await;
+    let info = pair.compile(50, "sum_over_both").await;
+    let mut devices = BOTH;
+    devices[7] = 99;
+    let load = Load {
+        request: 51,
+        executable: 51,
+        key: info.key.clone(),
+        device_ids: devices.to_vec(),
+        processes: PLACES.to_vec(),
+        from: pair.workers[0].address.clone(),
+        from_epoch: 1,
+        from_executable: 50,
+        info: Some(info),
+    };
+    let refused = loaded(&mut pair.sessions[1], load).await.expect("refused");
+    assert!(refused.message.contains("device 99"), "{refused:?}");
+    pair.put(10, 4, &[2, 2]).await;
+    pair.sessions[0].send(launched(50, 1000, 10, 100)).await;
+    pair.sessions[1].send(launched(51, 1000, 14, 100)).await;
+    let status = pair.sessions[0].read(100).await.expect_err("refused");
+    assert!(status.message.contains("device 99"), "{status:?}");
     pair.stop().await;
 }
