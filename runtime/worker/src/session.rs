@@ -199,6 +199,8 @@ impl Session {
         loop {
             if let Some(then) = self.runnable.pop_front() {
                 then(self);
+            } else if std::mem::take(&mut self.launches.unsaid) {
+                self.say_here();
             } else if !self.launch_next() {
                 break;
             }

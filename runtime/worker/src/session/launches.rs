@@ -24,6 +24,8 @@ pub(super) struct Launches {
     pub(super) ready: BTreeMap<u64, Launch>,
     /// Parts of those that span workers and have not started, in stream order.
     pub(super) spanning: BTreeMap<u64, Waiting>,
+    /// There may be something to tell other workers of those.
+    pub(super) unsaid: bool,
     /// Parts that are being handed to the plugin.
     pub(super) starting: HashMap<u64, Starting>,
     /// Those handed to the plugin; what they hold of the devices is free when they end.

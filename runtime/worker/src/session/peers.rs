@@ -160,7 +160,7 @@ impl Session {
         for process in added {
             self.connect(process);
         }
-        self.advance();
+        self.launches.unsaid = true;
     }
 
     /// A connection has come or gone.
@@ -171,7 +171,7 @@ impl Session {
         if connected {
             peer.reach = Reach::Connected;
             peer.connecting = None;
-            self.advance();
+            self.launches.unsaid = true;
         } else {
             tracing::warn!(
                 worker = peer.name,
@@ -223,7 +223,7 @@ impl Session {
         {
             tracing::warn!(worker = peer.name, "another worker cannot be reached");
             peer.reach = Reach::Never;
-            self.advance();
+            self.launches.unsaid = true;
         }
     }
 }

@@ -6,6 +6,8 @@
 //! ```
 //!
 //! They start strictly in stream order, which is one order on all workers, and none before all its workers can start it.
+//! "Here" is not said of a part behind one that some worker cannot start yet: the others would take their devices for it,
+//! and wait. It is where all of them have that earlier one too, for they cannot start the later one before it either.
 //! So what has started ends by itself, whatever else waits: a device is never taken by a part that waits for another one's
 //! input. Until it starts, a launch holds nothing up but later ones that span workers.
 //!
@@ -111,6 +113,15 @@ fn fault_of(failure: &Failure, user_context: u64) -> Fault {
     Arc::new(status::with_context(status, user_context))
 }
 
+/// Whether the others may hear that a part can start, on such processes: `earlier` are the placements of earlier parts that some
+/// worker cannot start yet.
+fn may_be_said(processes: &[Process], earlier: &[Arc<[Process]>]) -> bool {
+    earlier.iter().all(|earlier| {
+        std::ptr::eq(&**earlier, processes)
+            || processes.iter().all(|process| earlier.contains(process))
+    })
+}
+
 impl Session {
     /// Opens this worker's part of a launch, and keeps it until it can start.
     pub(super) fn open_part(
@@ -166,7 +177,7 @@ impl Session {
     pub(super) fn part_can(&mut self, sequence: u64) {
         if let Some(waiting) = self.launches.spanning.get_mut(&sequence) {
             waiting.can = true;
-            self.say_here(sequence);
+            self.launches.unsaid = true;
         }
     }
 
@@ -183,36 +194,32 @@ impl Session {
         self.launches.spanning.contains_key(&sequence)
     }
 
-    /// Tells the other workers that this one can start its part, when all of them can hear it.
-    fn say_here(&mut self, sequence: u64) {
-        let Some(waiting) = self.launches.spanning.get_mut(&sequence) else {
-            return;
-        };
-        if waiting.said || !waiting.can {
-            return;
-        }
-        match self.lease.reach(&waiting.part.processes) {
-            Ok(true) => {
-                waiting.said = true;
-                waiting.part.launch.here();
+    /// Tells the other workers which parts this one can start, of those of which they can hear it.
+    pub(super) fn say_here(&mut self) {
+        // Where the earlier parts lie that some worker cannot start yet.
+        let mut earlier = Vec::new();
+        let mut failed = Vec::new();
+        for (sequence, waiting) in &mut self.launches.spanning {
+            let processes = &waiting.part.processes;
+            if waiting.can && !waiting.said && may_be_said(processes, &earlier) {
+                match self.lease.reach(processes) {
+                    Ok(true) => {
+                        waiting.said = true;
+                        waiting.part.launch.here();
+                    }
+                    Ok(false) => {}
+                    Err(failure) => {
+                        failed.push((*sequence, fault_of(&failure, waiting.user_context)));
+                    }
+                }
             }
-            Ok(false) => {}
-            Err(failure) => {
-                let fault = fault_of(&failure, waiting.user_context);
-                self.part_fails(sequence, &fault);
+            let known = || earlier.iter().any(|known| Arc::ptr_eq(known, processes));
+            if !waiting.all_can && !known() {
+                earlier.push(Arc::clone(processes));
             }
         }
-    }
-
-    /// Connections have come, or will not come.
-    pub(super) fn advance(&mut self) {
-        let waiting = self.launches.spanning.iter();
-        let silent: Vec<u64> = waiting
-            .filter(|(_, waiting)| waiting.can && !waiting.said)
-            .map(|(sequence, _)| *sequence)
-            .collect();
-        for sequence in silent {
-            self.say_here(sequence);
+        for (sequence, fault) in failed {
+            self.part_fails(sequence, &fault);
         }
     }
 
@@ -222,7 +229,10 @@ impl Session {
             return;
         };
         match outcome {
-            Ok(()) => waiting.all_can = true,
+            Ok(()) => {
+                waiting.all_can = true;
+                self.launches.unsaid = true;
+            }
             Err(failure) => {
                 let fault = fault_of(&failure, waiting.user_context);
                 self.part_fails(sequence, &fault);
@@ -235,6 +245,7 @@ impl Session {
         let Some(waiting) = self.launches.spanning.remove(&sequence) else {
             return;
         };
+        self.launches.unsaid = true;
         waiting.part.fail(fault, &self.core.place);
         self.launch_failed(&waiting.results, waiting.watch, fault);
     }
@@ -423,5 +434,23 @@ impl Job {
         self.executable
             .execute_on(device, &args, &self.options, Some(&context))
             .map_err(failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn here_is_said_behind_another_part_only_where_all_have_that_too() {
+        let on = |processes: &[u32]| -> Arc<[Process]> {
+            processes.iter().copied().map(Process).collect()
+        };
+        let (ab, ac, abc) = (on(&[1, 1, 2, 2]), on(&[1, 3]), on(&[1, 2, 3]));
+        assert!(may_be_said(&ac, &[]));
+        assert!(!may_be_said(&ac, &[Arc::clone(&ab)]), "3 has it not");
+        assert!(may_be_said(&ac, &[Arc::clone(&abc)]));
+        assert!(may_be_said(&ab, &[Arc::clone(&ab), on(&[2, 1])]));
+        assert!(!may_be_said(&abc, &[Arc::clone(&abc), ac]));
     }
 }

@@ -58,7 +58,14 @@ write("pick_first", lambda x, y: x + y, array(1024), array(1))
 write("products", lambda x: jnp.sin(x @ x) @ x, array(64, 64))
 write("product", lambda x, y: x @ y, array(64, 32), array(32, 16))
 write("slow", slow, array(1 << 18))
-write("sum_of_all", lambda x: x + x.sum(), array(16, 2, sharding=ROWS), devices=range(8), out_shardings=ROWS)
+write(
+    "sum_of_all",
+    lambda x: x + x.sum(),
+    array(16, 2, sharding=ROWS),
+    devices=range(8),
+    also=[("sum_of_all_on_8_to_15", range(8, 16))],
+    out_shardings=ROWS,
+)
 # On devices of two workers.
 BOTH = (0, 1, 2, 3, 8, 9, 10, 11)
 write("sum_over_both", lambda x: x + x.sum(), array(16, 2, sharding=ROWS), devices=BOTH, out_shardings=ROWS)

@@ -30,6 +30,16 @@ struct Pair {
 
 async fn attach(worker: &Worker, epoch: u64, index: i32, secret: [u8; 32]) -> (Session, Peer) {
     let process = if index == 0 { 4 } else { 9 };
+    attach_as(worker, epoch, index, process, secret).await
+}
+
+async fn attach_as(
+    worker: &Worker,
+    epoch: u64,
+    index: i32,
+    process: u32,
+    secret: [u8; 32],
+) -> (Session, Peer) {
     let attach = Attach {
         epoch,
         device_ids: (8 * index..8 * (index + 1)).collect(),
@@ -511,5 +521,90 @@ async fn a_placement_that_one_worker_refuses_fails_the_launch_on_the_others() {
     pair.sessions[1].send(launched(51, 1000, 14, 100)).await;
     let status = pair.sessions[0].read(100).await.expect_err("refused");
     assert!(status.message.contains("device 99"), "{status:?}");
+    pair.stop().await;
+}
+
+/// The first worker has parts of two launches, one with the second and then one with the third. The third must not take its
+/// devices for the later one while the second may still need something of it for the earlier one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_part_behind_one_that_waits_takes_no_devices_elsewhere() {
+    let mut pair = Pair::start().await;
+    let worker = Worker::start().await;
+    let (mut third, peer) = attach_as(&worker, 1, 1, 12, SECRET).await;
+    let peers: Vec<Peer> = pair.peers.iter().cloned().chain([peer]).collect();
+    pair.tell(&peers).await;
+    third.send(op::Op::Peers(Peers { peers })).await;
+    let info = pair.compile(50, "sum_over_both").await;
+    let places = PLACES.map(|process| if process == 9 { 12 } else { process });
+    let (program, options) = program("sum_over_both");
+    pair.sessions[0]
+        .send(op::Op::Compile(Compile {
+            request: 51,
+            executable: 51,
+            program,
+            options,
+            device_ids: BOTH.to_vec(),
+            processes: places.to_vec(),
+            ..Compile::default()
+        }))
+        .await;
+    pair.sessions[0].compiled(51).await.expect("it compiles");
+    let load = Load {
+        request: 51,
+        executable: 51,
+        key: info.key.clone(),
+        device_ids: BOTH.to_vec(),
+        processes: places.to_vec(),
+        from: pair.workers[0].address.clone(),
+        from_epoch: 1,
+        from_executable: 51,
+        info: Some(info),
+    };
+    assert_eq!(loaded(&mut third, load).await, None);
+    let own: Vec<i32> = (8..16).collect();
+    let local = third.compile(52, "sum_of_all_on_8_to_15", &own);
+    local.await.expect("it compiles");
+    pair.put(10, 4, &[2, 2]).await;
+    for (number, shard) in (4_u8..8).zip(14..) {
+        let bytes = f32::from(number + 1).to_le_bytes().repeat(4);
+        let device = u32::from(number - 4);
+        third
+            .put_bytes(shard, device, PrimitiveType::F32, &[2, 2], None, bytes)
+            .await;
+    }
+    // A launch of both, to see that all are connected.
+    pair.execute(50, 1000, 10, 100).await;
+    sums(&pair.read(100).await);
+    pair.sessions[0].send(launched(51, 1001, 10, 200)).await;
+    third.send(launched(51, 1001, 14, 200)).await;
+    for shard in 204..208 {
+        third.read(shard).await.expect("it runs");
+    }
+    // The second worker has not heard of the earlier one yet.
+    pair.sessions[0].send(launched(50, 1002, 10, 300)).await;
+    pair.sessions[0].send(launched(51, 1003, 10, 400)).await;
+    // It has been applied when this is read.
+    pair.sessions[0].put(1, 0, &[1.0]).await;
+    pair.sessions[0].read(1).await.expect("it is there");
+    third.send(launched(51, 1003, 14, 400)).await;
+    // One after the other, so that some of them would come behind it.
+    let args: Vec<u64> = (600..608).collect();
+    for (&arg, device) in args.iter().zip(0..) {
+        third
+            .put_bytes(arg, device, PrimitiveType::F32, &[2, 2], None, vec![0; 16])
+            .await;
+    }
+    for round in 0..30 {
+        let first = 2000 + 8 * round;
+        third.execute(52, &args, first, 1).await;
+        assert_eq!(third.read_f32(first).await, [0.0; 4]);
+    }
+    pair.sessions[1].send(launched(50, 1002, 14, 300)).await;
+    sums(&pair.read(300).await);
+    for shard in 404..408 {
+        third.read(shard).await.expect("it runs");
+    }
+    drop(third);
+    worker.stop().await;
     pair.stop().await;
 }
