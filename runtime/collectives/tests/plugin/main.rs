@@ -4,6 +4,8 @@
 //! repository. What is not there fails the tests.
 
 mod compile;
+/// What a worker calls collectives by.
+#[path = "../../../worker/src/collective.rs"]
 mod glue;
 mod programs;
 mod run;
