@@ -297,9 +297,13 @@ async fn bytes_for_one_who_reads_no_more_are_let_go_of_with_the_connection() {
     a.tcp
         .send(Process(1), Message::Data(transfer))
         .expect("queued");
-    // It is being written, and what is left is more than the system takes for one who does not read.
+    // It is being written, and is more than the system takes for one who does not read: of the turns of the task that writes (all
+    // on this thread), the last ones come to nothing.
     let mut first = vec![0; CHUNK];
     stream.read_exact(&mut first).await.expect("it comes");
+    for _ in 0..10_000 {
+        tokio::task::yield_now().await;
+    }
     a.tcp.disconnect(Process(1));
     let waited = tokio::time::timeout(Duration::from_secs(30), is_gone).await;
     waited.expect("let go of").expect("dropped");
