@@ -2,12 +2,13 @@
 
 use crate::api;
 use crate::buffer::Buffer;
-use crate::device::{ClientId, Device, Memory, text_of};
+use crate::device::{ClientId, Device, GlobalDevice, Memory, text_of};
 use crate::element::ElementType;
 use crate::error::Error;
 use crate::event;
 use crate::executable::LoadedExecutable;
 use crate::host::HostBytes;
+use crate::key_value::{KeyValueStore, Lent};
 use crate::plugin::Plugin;
 use crate::sys;
 use crate::transfer::from_host;
@@ -33,6 +34,8 @@ pub(crate) struct ClientInner {
 struct RawClient {
     plugin: Arc<Plugin>,
     raw: NonNull<sys::PJRT_Client>,
+    /// Used by the plugin until the client is destroyed.
+    lent: Option<Lent>,
 }
 
 // SAFETY: PJRT clients may be used from any thread, by several at once.
@@ -45,6 +48,7 @@ impl Drop for RawClient {
         let raw = Destroy {
             plugin: Arc::clone(&self.plugin),
             raw: self.raw,
+            _lent: self.lent.take(),
         };
         if event::in_callback() {
             // Destroying a client waits for the plugin's threads to end, and this is one of them.
@@ -58,6 +62,7 @@ impl Drop for RawClient {
 struct Destroy {
     plugin: Arc<Plugin>,
     raw: NonNull<sys::PJRT_Client>,
+    _lent: Option<Lent>,
 }
 
 // SAFETY: as for `RawClient`.
@@ -119,13 +124,42 @@ impl Client {
     ///
     /// What the plugin reports, such as an unknown option or missing hardware.
     pub fn create(plugin: &Arc<Plugin>, options: &[(String, OptionValue)]) -> Result<Self, Error> {
+        Self::create_with(plugin, options, None)
+    }
+
+    /// As [`Client::create`], as one of several processes that the plugin joins to one client. They find each other through
+    /// `store`; which of them this one is, and how many they are, the options say (`node_id`, `num_nodes` for GPUs). Blocks
+    /// until all have come, for as long as the plugin waits.
+    ///
+    /// The plugin uses the store as long as the client lives; afterwards its calls fail.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::create`]; the store's own errors come back as the plugin puts them.
+    pub fn create_shared(
+        plugin: &Arc<Plugin>,
+        options: &[(String, OptionValue)],
+        store: Arc<dyn KeyValueStore>,
+    ) -> Result<Self, Error> {
+        Self::create_with(plugin, options, Some(Lent::new(store)))
+    }
+
+    fn create_with(
+        plugin: &Arc<Plugin>,
+        options: &[(String, OptionValue)],
+        lent: Option<Lent>,
+    ) -> Result<Self, Error> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let api = plugin.api();
         let options = value::to_raw(options);
         let mut args = sys::PJRT_Client_Create_Args::new();
         args.create_options = options.as_ptr();
         args.num_options = options.len();
-        // SAFETY: the options live across the call, and the callbacks are null as is allowed.
+        if let Some(lent) = &lent {
+            lent.fill(&mut args);
+        }
+        // SAFETY: the options live across the call. The callbacks are null, as is allowed, or all of one store, whose user
+        // argument lives for good.
         unsafe { api.call(&mut args)? };
         let raw = NonNull::new(args.client)
             .ok_or_else(|| Error::contract("PJRT_Client_Create", "returned no client"))?;
@@ -133,6 +167,7 @@ impl Client {
         let raw = RawClient {
             plugin: Arc::clone(plugin),
             raw,
+            lent,
         };
         let id = ClientId(NEXT.fetch_add(1, Ordering::Relaxed));
         let client = raw.raw.as_ptr();
@@ -192,6 +227,38 @@ impl Client {
     #[must_use]
     pub fn devices(&self) -> &[Device] {
         &self.0.devices
+    }
+
+    /// This process's number among those that the client joins; 0 where it is alone.
+    ///
+    /// # Errors
+    ///
+    /// What the plugin reports.
+    pub fn process_index(&self) -> Result<i32, Error> {
+        let mut args = sys::PJRT_Client_ProcessIndex_Args::new();
+        args.client = self.0.raw();
+        // SAFETY: the client is live.
+        unsafe { self.0.api().call(&mut args)? };
+        Ok(args.process_index)
+    }
+
+    /// The devices of all processes that the client joins, those of this one included.
+    ///
+    /// # Errors
+    ///
+    /// What the plugin reports.
+    pub fn global_devices(&self) -> Result<Vec<GlobalDevice>, Error> {
+        let api = self.0.api();
+        let mut args = sys::PJRT_Client_Devices_Args::new();
+        args.client = self.0.raw();
+        // SAFETY: the client is live.
+        unsafe { api.call(&mut args)? };
+        // SAFETY: the list lives as long as the client.
+        unsafe { api::slice(args.devices, args.num_devices) }
+            .iter()
+            // SAFETY: the plugin has just listed it.
+            .map(|device| unsafe { GlobalDevice::describe(api, *device) })
+            .collect()
     }
 
     /// Compiles `program` and loads it on the devices that `options` name. Blocks for as long as that takes.

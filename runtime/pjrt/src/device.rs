@@ -49,6 +49,43 @@ unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
+/// A device of any process that a client joins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GlobalDevice {
+    /// As [`Device::id`].
+    pub id: i32,
+    /// The process that can use it.
+    pub process_index: i32,
+}
+
+impl GlobalDevice {
+    /// # Safety
+    ///
+    /// `raw` is a live device of a client of this plugin.
+    pub(crate) unsafe fn describe(api: &Api, raw: *mut sys::PJRT_Device) -> Result<Self, Error> {
+        let mut args = sys::PJRT_Device_GetDescription_Args::new();
+        args.device = raw;
+        // SAFETY: the device is live.
+        unsafe { api.call(&mut args)? };
+        let description = args.device_description;
+
+        let mut args = sys::PJRT_DeviceDescription_Id_Args::new();
+        args.device_description = description;
+        // SAFETY: the description belongs to the device.
+        unsafe { api.call(&mut args)? };
+        let id = args.id;
+
+        let mut args = sys::PJRT_DeviceDescription_ProcessIndex_Args::new();
+        args.device_description = description;
+        // SAFETY: as above.
+        unsafe { api.call(&mut args)? };
+        Ok(Self {
+            id,
+            process_index: args.process_index,
+        })
+    }
+}
+
 /// Queries of one string: sets the handle, calls, copies the text.
 macro_rules! text_of {
     ($api:expr, $args:ident, $handle:ident = $raw:expr, $text:ident, $size:ident) => {{

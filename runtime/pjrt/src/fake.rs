@@ -18,13 +18,13 @@ struct FakeError {
     message: &'static str,
 }
 
-static ERRORS_ALIVE: AtomicUsize = AtomicUsize::new(0);
+pub(crate) static ERRORS_ALIVE: AtomicUsize = AtomicUsize::new(0);
 static CLIENTS_DESTROYED: AtomicUsize = AtomicUsize::new(0);
 
 /// Tests that count take turns.
-static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+pub(crate) static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
-fn fail(code: i32, message: &'static str) -> *mut PJRT_Error {
+pub(crate) fn fail(code: i32, message: &'static str) -> *mut PJRT_Error {
     ERRORS_ALIVE.fetch_add(1, Ordering::SeqCst);
     Box::into_raw(Box::new(FakeError { code, message })).cast()
 }
@@ -122,7 +122,7 @@ fn table(last: usize, minor: i32) -> Box<PJRT_Api> {
 }
 
 /// A table with all that a client without devices needs.
-fn with_client(minor: i32) -> Box<PJRT_Api> {
+pub(crate) fn with_client(minor: i32) -> Box<PJRT_Api> {
     let mut table = table(offset_of!(PJRT_Api, PJRT_Memory_Kind_Id), minor);
     table.PJRT_Client_Create = create as Slot;
     table.PJRT_Client_Destroy = destroy as Slot;
@@ -133,7 +133,7 @@ fn with_client(minor: i32) -> Box<PJRT_Api> {
     table
 }
 
-fn load(table: Box<PJRT_Api>) -> Result<Arc<Plugin>, Error> {
+pub(crate) fn load(table: Box<PJRT_Api>) -> Result<Arc<Plugin>, Error> {
     // SAFETY: the table is as its size says, and is leaked.
     unsafe { Plugin::from_table(PathBuf::from("fake.so"), Box::leak(table)) }
 }

@@ -10,6 +10,7 @@
 //! - [`Plugin`] is a loaded library, [`Client`] a runtime with its [`Device`]s and [`Memory`]s;
 //! - [`Buffer`] is an array on one device, [`LoadedExecutable`] a program ready to run;
 //! - [`Event`] is a promise of the plugin, as a future or with a callback;
+//! - [`Client::create_shared`] makes this process one of several that a plugin joins to one client, by a [`KeyValueStore`];
 //! - [`ffi`] registers functions of ours that programs call by name, and that may end their calls later;
 //! - [`Client::compile_transformed`] changes a program when it is optimized and no code is made yet, [`ExecuteContext`] hands
 //!   something of ours to the targets of one execution, and [`Plugin::check_spanning`] tries whether a plugin has both.
@@ -45,6 +46,7 @@ mod fake;
 pub mod ffi;
 mod heap;
 mod host;
+mod key_value;
 mod plugin;
 mod spanning;
 mod sys;
@@ -55,7 +57,7 @@ mod value;
 pub use buffer::Buffer;
 pub use client::Client;
 pub use context::ExecuteContext;
-pub use device::{Device, Memory};
+pub use device::{Device, GlobalDevice, Memory};
 pub use element::ElementType;
 pub use error::{Code, Error};
 pub use event::Event;
@@ -63,6 +65,7 @@ pub use executable::{LoadedExecutable, MemoryStats};
 pub use execute::{ExecuteOptions, Execution, OneExecution};
 pub use heap::release_free_heap;
 pub use host::{AlignedBytes, HostBytes};
+pub use key_value::KeyValueStore;
 pub use plugin::Plugin;
 pub use transfer::to_host::ToHost;
 pub use value::OptionValue;

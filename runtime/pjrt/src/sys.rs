@@ -16,6 +16,7 @@
 
 mod args;
 mod ffi;
+mod kv;
 #[cfg(test)]
 mod layout_tests;
 mod table;
@@ -23,6 +24,7 @@ mod transform;
 
 pub(crate) use args::*;
 pub(crate) use ffi::*;
+pub(crate) use kv::*;
 pub(crate) use table::*;
 pub(crate) use transform::*;
 

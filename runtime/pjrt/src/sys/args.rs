@@ -99,12 +99,12 @@ calls! { PJRT_Api:
     PJRT_Client_Create(PJRT_Client_Create_Args {
         create_options: *const PJRT_NamedValue,
         num_options: usize,
-        kv_get_callback: *const c_void,
+        kv_get_callback: Option<PJRT_KeyValueGetCallback>,
         kv_get_user_arg: *mut c_void,
-        kv_put_callback: *const c_void,
+        kv_put_callback: Option<PJRT_KeyValuePutCallback>,
         kv_put_user_arg: *mut c_void,
         client: *mut PJRT_Client,
-        kv_try_get_callback: *const c_void,
+        kv_try_get_callback: Option<PJRT_KeyValueTryGetCallback>,
         kv_try_get_user_arg: *mut c_void,
     });
     PJRT_Client_Destroy(PJRT_Client_Destroy_Args { client: *mut PJRT_Client, });
@@ -117,6 +117,15 @@ calls! { PJRT_Api:
         client: *mut PJRT_Client,
         platform_version: *const c_char,
         platform_version_size: usize,
+    });
+    PJRT_Client_ProcessIndex(PJRT_Client_ProcessIndex_Args {
+        client: *mut PJRT_Client,
+        process_index: c_int,
+    });
+    PJRT_Client_Devices(PJRT_Client_Devices_Args {
+        client: *mut PJRT_Client,
+        devices: *const *mut PJRT_Device,
+        num_devices: usize,
     });
     PJRT_Client_AddressableDevices(PJRT_Client_AddressableDevices_Args {
         client: *mut PJRT_Client,
@@ -149,6 +158,10 @@ calls! { PJRT_Api:
     PJRT_DeviceDescription_Id(PJRT_DeviceDescription_Id_Args {
         device_description: *mut PJRT_DeviceDescription,
         id: c_int,
+    });
+    PJRT_DeviceDescription_ProcessIndex(PJRT_DeviceDescription_ProcessIndex_Args {
+        device_description: *mut PJRT_DeviceDescription,
+        process_index: c_int,
     });
     PJRT_DeviceDescription_Attributes(PJRT_DeviceDescription_Attributes_Args {
         device_description: *mut PJRT_DeviceDescription,

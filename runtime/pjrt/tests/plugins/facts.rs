@@ -2,7 +2,7 @@
 
 use crate::support::{DEVICES, Which};
 use std::sync::Arc;
-use waystation_pjrt::{Client, Code, ElementType, OptionValue, Plugin};
+use waystation_pjrt::{Client, Code, ElementType, GlobalDevice, OptionValue, Plugin};
 
 pub(crate) fn versions_and_devices(which: Which) {
     let plugin = which.plugin();
@@ -24,6 +24,15 @@ pub(crate) fn versions_and_devices(which: Which) {
     let client = which.client();
     assert_eq!(client.platform_name(), "cpu");
     assert_eq!(client.devices().len(), DEVICES);
+    assert_eq!(client.process_index(), Ok(0));
+    let global = client
+        .global_devices()
+        .expect("the devices of all processes");
+    let own = client.devices().iter().map(|device| GlobalDevice {
+        id: device.id(),
+        process_index: 0,
+    });
+    assert_eq!(global, own.collect::<Vec<_>>());
     for (index, device) in client.devices().iter().enumerate() {
         assert_eq!(usize::try_from(device.id()), Ok(index));
         assert_eq!(device.kind(), "cpu");
