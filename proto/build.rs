@@ -17,6 +17,7 @@ const ROOTS: &[&str] = &[
     "xla/xla.proto",
     "waystation/compile.proto",
     "waystation/executable.proto",
+    "waystation/group.proto",
     "waystation/recording.proto",
     "waystation/worker.proto",
     "waystation/scheduler.proto",
@@ -33,6 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .bytes(".xla.ifrt.proxy.GrpcHostBufferLookupResponse")
         .bytes(".xla.ifrt.Serialized")
         .bytes(".waystation.compile")
+        .bytes(".waystation.group")
         .bytes(".waystation.recording")
         .bytes(".waystation.worker")
         // An entry's bytes follow from what it says.

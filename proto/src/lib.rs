@@ -68,6 +68,10 @@ pub mod waystation {
     pub mod worker {
         tonic::include_proto!("waystation.worker");
     }
+    /// Package `waystation.group`.
+    pub mod group {
+        tonic::include_proto!("waystation.group");
+    }
     /// Package `waystation.scheduler`.
     pub mod scheduler {
         tonic::include_proto!("waystation.scheduler");

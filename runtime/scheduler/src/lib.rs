@@ -11,6 +11,7 @@
 //! | `instance_type` | what `tpuv6e:4x4` means: machines, devices, their places (pure) |
 //! | `holds` | which proxy has which slices, who waits, lease epochs (pure) |
 //! | `state` | the two behind one lock, with a change signal |
+//! | `group` | the workers of a slice that a plugin joins to one client, and the key-value store that they share |
 //! | `life` | one worker's registration, from Hello to its death |
 //! | `service` | the gRPC adapter |
 //! | `accept` | what servers that many may dial do when they cannot accept a connection |
@@ -19,6 +20,7 @@
 mod accept;
 pub mod client;
 mod cluster;
+mod group;
 mod holds;
 mod instance_type;
 mod life;

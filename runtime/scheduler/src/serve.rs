@@ -5,12 +5,15 @@ use std::{net::TcpListener, time::Duration};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::transport::{Server, server::TcpIncoming};
 use tracing::info;
-use waystation_proto::waystation::scheduler::resource_manager_server::ResourceManagerServer;
+use waystation_proto::waystation::{
+    group::groups_server::GroupsServer, scheduler::resource_manager_server::ResourceManagerServer,
+};
 
 use crate::{
     InstanceType,
     accept::patient,
     cluster::{Cluster, Topology},
+    group::{self, Groups},
     service::Service,
     state::State,
 };
@@ -93,6 +96,13 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
         Some(instance_type) => Some(topology(instance_type, config.workers_per_slice)?),
         None => None,
     };
+    let workers = topology.as_ref().map(|topology| topology.hosts);
+    let groups = group::Service::new(
+        Groups::new(config.expected_slices, workers.or(config.workers_per_slice)),
+        config.lease,
+        shutdown.clone(),
+        tasks.clone(),
+    );
     let cluster = Cluster::new(config.expected_slices, config.workers_per_slice, topology);
     let service = Service {
         state: State::new(cluster, config.lease),
@@ -113,6 +123,7 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
         .http2_keepalive_interval(Some(config.lease / 2))
         .http2_keepalive_timeout(Some(config.lease / 2))
         .add_service(service)
+        .add_service(GroupsServer::new(groups).max_decoding_message_size(group::MAX_MESSAGE_BYTES))
         .serve_with_incoming_shutdown(
             patient(TcpIncoming::from(listener).with_nodelay(Some(true))),
             shutdown.clone().cancelled_owned(),
