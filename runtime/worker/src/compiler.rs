@@ -314,7 +314,8 @@ impl Compiler {
         let mut platform = self.identity.platform.clone();
         platform.extend(topology::of_program(&self.client, devices));
         if spanning {
-            platform.push(spanning::fact(prepared.num_partitions));
+            let shape = (prepared.num_replicas, prepared.num_partitions);
+            platform.extend(spanning::facts(shape));
         }
         // Hashes the whole program.
         blocking(move || {

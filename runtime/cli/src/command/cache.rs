@@ -1,5 +1,6 @@
 //! `cache`: a look into the compile cache, and what fills and empties it.
 
+mod about;
 mod bytecode;
 mod remove;
 mod show;

@@ -15,16 +15,21 @@ use waystation_proto::{
 };
 
 use super::{Compiler, Loaded, loaded::Artifact, loaded::Source};
-use crate::{counters, peers::Peers, status};
+use crate::{counters, make::Shape, peers::Peers, status};
 
-/// What tells the key of such a program from that of one within a worker. Where its partitions lie does not count.
-pub(super) fn fact(partitions: u32) -> (String, String) {
+/// What tells the key of such a program from that of one within a worker, and from that of other builds. Where its partitions
+/// lie does not count.
+pub(super) fn facts((replicas, partitions): Shape) -> [(String, String); 2] {
     let version = waystation_collectives::VERSION;
     let target = waystation_collectives::TARGET;
-    (
-        "spanning".to_owned(),
-        format!("{partitions} partitions, collectives {version} by {target}"),
-    )
+    let named = |name: &str, value| (name.to_owned(), value);
+    [
+        named(
+            "spanning",
+            format!("{replicas} replicas of {partitions} partitions"),
+        ),
+        named("collectives", format!("{version} by {target}")),
+    ]
 }
 
 /// The options under which an executable runs on any one device.
@@ -170,7 +175,11 @@ mod tests {
 
     #[test]
     fn the_key_tells_widths_apart() {
-        assert_ne!(fact(4), fact(8));
-        assert_eq!(fact(4).0, "spanning");
+        assert_ne!(facts((1, 4)), facts((1, 8)));
+        assert_ne!(facts((1, 4)), facts((4, 1)));
+        assert_eq!(
+            facts((1, 4)).map(|fact| fact.0),
+            ["spanning", "collectives"]
+        );
     }
 }

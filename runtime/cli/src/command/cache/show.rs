@@ -11,13 +11,12 @@ use std::{
 use futures::{Stream, StreamExt as _, TryStreamExt as _};
 use serde_json::{Value, json};
 use waystation_cache::{
-    Text,
-    envelope::{Limits, Opened},
+    envelope::Limits,
     survey::{self, KeyPrefix, Listed, Object},
 };
 use waystation_lifecycle::bucket::{Bucket, layout};
 
-use super::Place;
+use super::{Place, about};
 use crate::{
     error::{Failure, chain},
     output, sharing,
@@ -173,7 +172,7 @@ pub(super) async fn inspect(args: &InspectArgs) -> Result<u8, Failure> {
         let read = survey::read(&bucket, object, &Limits::default(), None).await;
         let mut about = match read.map_err(|error| failed(&error))? {
             None => continue,
-            Some(Ok(opened)) => about(&opened),
+            Some(Ok(opened)) => about::entry(&opened),
             Some(Err(bad)) => json!({"bad": bad.reason(), "why": bad.to_string()}),
         };
         about["key"] = json!(object.key.to_string());
@@ -227,24 +226,6 @@ pub(super) async fn one_key(bucket: &Bucket, prefix: &KeyPrefix) -> Result<Vec<O
             )))
         }
     }
-}
-
-fn about(opened: &Opened) -> Value {
-    let (entry, provenance) = (&opened.entry, &opened.provenance);
-    let components: serde_json::Map<_, _> = provenance
-        .components
-        .iter()
-        .map(|(name, digest)| (name.clone(), json!(digest)))
-        .collect();
-    json!({
-        "program": entry.info.name,
-        "executable_bytes": entry.executable.len(),
-        "text_bytes": entry.text.as_ref().map_or(0, Text::bytes),
-        "writer": provenance.writer,
-        "created_unix_ms": provenance.created_unix_ms,
-        "compile_seconds": provenance.compile_time().as_secs_f64(),
-        "components": components,
-    })
 }
 
 /// One thing's fields, a line each. What strangers may have written stays on its line.

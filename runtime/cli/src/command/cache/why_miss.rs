@@ -11,6 +11,10 @@ use waystation_cache::history::{self, Change, Explanation, File, History as _};
 
 use crate::{argv::parse_bool, error::Failure, history::file, output};
 
+/// Components that only programs over several workers have.
+const SPANNING: &str = "platform/spanning";
+const COLLECTIVES: &str = "platform/collectives";
+
 /// Say what was different about programs that were compiled on this machine although one like them was known
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -103,10 +107,8 @@ fn line(explanation: &Explanation, now: u64) -> String {
             line,
             "changed since {} ago: {}",
             age(now, change.unix_ms),
-            change
-                .components
-                .iter()
-                .map(|name| words(name))
+            told(&change.components)
+                .map(words)
                 .collect::<Vec<_>>()
                 .join(", ")
         ),
@@ -120,9 +122,20 @@ fn line(explanation: &Explanation, now: u64) -> String {
     line + "\n"
 }
 
+/// The components that are worth a word: a program that does not span workers has none of those of one that does.
+fn told(components: &[String]) -> impl Iterator<Item = &str> {
+    let spans = components.iter().any(|name| name == SPANNING);
+    let names = components.iter().map(String::as_str);
+    names.filter(move |&name| !(spans && name == COLLECTIVES))
+}
+
 /// What a component is called.
 fn words(component: &str) -> String {
     match component.split_once('/') {
+        _ if component == SPANNING => {
+            "whether the program spans workers, or its replicas and partitions then".to_owned()
+        }
+        _ if component == COLLECTIVES => "Waystation's collectives between workers".to_owned(),
         Some(("flag", name)) => format!("flag --{name}"),
         Some(("environment", "NPROC")) => {
             "the worker's --devices_per_worker or its cores, of which NPROC is made where it is not set"
@@ -131,10 +144,6 @@ fn words(component: &str) -> String {
         Some(("environment", name)) => format!("the worker's variable {name}"),
         Some(("platform", "plugin")) => "the plugin's file".to_owned(),
         Some(("platform", "ffi_targets")) => "Waystation's FFI targets".to_owned(),
-        Some(("platform", "spanning")) => {
-            "whether the program spans workers, its number of partitions then, or Waystation's collectives"
-                .to_owned()
-        }
         Some(("platform", name)) => format!("the worker's {}", name.replace('_', " ")),
         _ => match component {
             "program" => "the program".to_owned(),
@@ -200,6 +209,13 @@ mod tests {
              the worker's cpu features, the plugin's file, the program, Waystation's rules of rewriting\n"
         );
         assert!(said(Some(&[])).contains("nothing has changed"));
+        let spread = said(Some(&[COLLECTIVES, SPANNING]));
+        assert!(
+            spread.contains("spans workers") && !spread.contains("collectives"),
+            "{spread}"
+        );
+        let newer = said(Some(&[COLLECTIVES]));
+        assert!(newer.contains("Waystation's collectives"), "{newer}");
         assert_eq!(age(10_000, 20_000), "0 s", "clocks differ");
     }
 }
