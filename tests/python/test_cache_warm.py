@@ -135,19 +135,81 @@ def test_a_job_that_never_ran_is_recorded_and_compiles_nothing(own_cluster, tmp_
     assert (totals["compiles"], totals["bucket_hits"], totals["bucket_misses"]) == (0, 3, 0)
 
 
-def test_a_program_over_several_workers_is_recorded_and_the_warm_up_says_that_it_passes_it_over(own_cluster, tmp_path):
+# A job whose programs run on both of two workers of two devices, or on one of them.
+SPANNING = """
+mesh, back = jax.make_mesh((4,), ("x",)), jax.make_mesh((4,), ("x",), devices=jax.devices()[::-1])
+half = jax.make_mesh((2,), ("x",), devices=jax.devices()[2:])
+spread, turned, own = (jax.NamedSharding(mesh, jax.P("x")) for mesh in (mesh, back, half))
+jitted = [
+    (jax.jit(lambda x: x * x.sum()), spread),
+    (jax.jit(lambda x: x.max() - x), turned),
+    (jax.jit(lambda x: x + 1), spread),
+    (jax.jit(lambda x: x - x.max()), own),
+]
+"""
+RECORD = CONNECT + SPANNING + """
+for f, sharding in jitted:
+    f.lower(jax.ShapeDtypeStruct((8,), jnp.float32, sharding=sharding)).compile()
+"""
+EXECUTE = CONNECT + SPANNING + """
+import numpy as np
+value = np.arange(8, dtype=np.float32)
+wanted = [value * 28, 7 - value, value + 1, value - 7]
+for (f, sharding), wanted in zip(jitted, wanted, strict=True):
+    assert np.array_equal(np.asarray(f(jax.device_put(value, sharding))), wanted), (f, wanted)
+print("works")
+"""
+
+
+def warmed(records, bucket, *flags):
+    report = json.loads(cache("warm", records, f"--gcs_scratch_location={bucket}", "--devices=2", "--json", *flags))
+    assert (report["failed"], report["bad_recordings"], report["not_written"]) == (0, 0, 0), report
+    return report["compiled"], report["present"]
+
+
+def keys(bucket):
+    return {entry["key"] for entry in json.loads(cache("ls", bucket, "--json"))}
+
+
+def test_programs_over_several_workers_are_warmed_without_the_cluster(own_cluster, tmp_path):
+    """Recorded while they run, and without; on the cluster itself, and on one worker of as many devices."""
     bucket, records = tmp_path / "bucket", tmp_path / "records"
     bucket.mkdir()
-    recorder = own_cluster("--workers", "2", "--devices_per_worker", "2", f"--record_programs={records}", "--record_only")
-    status, output = recorder.run_code(
-        CONNECT + """
-mesh = jax.make_mesh((4,), ("x",))
-x = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=jax.NamedSharding(mesh, jax.P("x")))
-jax.jit(jnp.sum).lower(x).compile()
-jax.jit(lambda x: x + 1).lower(1.0).compile()
-"""
-    )
-    assert status == 0, output
-    report = json.loads(cache("warm", records, f"--gcs_scratch_location={bucket}", "--devices=2", "--json", status=1))
-    assert (report["compiled"], report["failed"], report["bad_recordings"]) == (1, 1, 0), report
-    assert "spans 2 workers" in next(iter(report["failures"].values())), report
+    shape = ["--workers", "2", "--devices_per_worker", "2"]
+    first = own_cluster(*shape, f"--gcs_scratch_location={bucket}", f"--record_programs={records}")
+    status, output = first.run_code(EXECUTE)
+    assert status == 0 and "works" in output, output
+    compiles = first.totals()["compiles"]
+    wait_for(lambda: first.status()["recorded"]["stored"] >= 4, 30, "all are recorded")
+    first.stop()
+    shutil.rmtree(bucket)
+    bucket.mkdir()
+    assert warmed(records, bucket) == (compiles, 0)
+    second = own_cluster(*shape, f"--gcs_scratch_location={bucket}")
+    status, output = second.run_code(EXECUTE)
+    assert status == 0 and "works" in output, output
+    totals = second.totals()
+    assert (totals["compiles"], totals["bucket_hits"], totals["bucket_misses"]) == (0, compiles, 0), totals
+    second.stop()
+
+    for workers, devices in [(2, 2), (1, 4), (4, 1)]:
+        records, other = tmp_path / f"records{workers}", tmp_path / f"bucket{workers}"
+        recorder = own_cluster(
+            "--workers", str(workers), "--devices_per_worker", str(devices), f"--record_programs={records}", "--record_only"
+        )  # fmt: skip
+        status, output = recorder.run_code(RECORD)
+        assert status == 0 and recorder.totals()["compiles"] == 0, output
+        recorder.stop()
+        # What has run elsewhere is the same as what was lowered only.
+        assert warmed(records, bucket, "--workers=2") == (0, 4)
+        other.mkdir()
+        assert warmed(records, other, "--workers=2") == (4, 0)
+        found = keys(other)
+        assert len(found) == 4 and found <= keys(bucket), (found, keys(bucket))
+    # Each is for as many partitions as it has, wherever they lie; the one on half of the devices for one worker.
+    abouts = [json.loads(cache("inspect", other, key, "--json"))[0] for key in found]
+    spans = sorted((about["replicas"], about["partitions"], about["spans_workers"]) for about in abouts)
+    assert spans == [(1, 2, False), (1, 4, True), (1, 4, True), (1, 4, True)], abouts
+    assert all(about["pieces"].get(str(about["partitions"])) for about in abouts), abouts
+    said = cache("warm", records, f"--gcs_scratch_location={bucket}", "--devices=2", "--workers=1", status=1)
+    assert "give more --workers" in said, said

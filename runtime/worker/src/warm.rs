@@ -1,7 +1,8 @@
 //! Fills the compile cache without a client: a worker's compiler without the worker around it.
 
+mod place;
+
 use std::{
-    collections::HashMap,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -43,13 +44,19 @@ pub struct WarmerConfig {
     pub compile_child: Option<CompileChild>,
     /// Programs compiled at the same time.
     pub compiles: usize,
+    /// Workers of the cluster that is to run the programs, each with as many devices as this plugin makes here. `None`: each
+    /// program is spread as it was when it was recorded.
+    pub workers: Option<u32>,
 }
 
 /// See the module.
 pub struct Warmer {
     compiler: Arc<Compiler>,
     devices: usize,
+    workers: Option<u32>,
     platform: String,
+    /// Why programs over several workers cannot be compiled, if so.
+    cannot_span: Option<String>,
 }
 
 impl std::fmt::Debug for Warmer {
@@ -94,7 +101,9 @@ impl Warmer {
         let counters = Arc::new(Counters::default());
         let compilers = Compilers::new(config.compile_child, &spec, &opened, &counters);
         let Opened {
-            client, targets, ..
+            client,
+            targets,
+            cannot_span,
         } = opened;
         let identity = identity(&client, &digest, targets, environment);
         // Nothing is dumped, so the folder's name is of no matter.
@@ -115,7 +124,9 @@ impl Warmer {
         Ok(Warmer {
             compiler: Arc::new(compiler),
             devices,
+            workers: config.workers,
             platform,
+            cannot_span,
         })
     }
 
@@ -129,41 +140,26 @@ impl Warmer {
     /// # Errors
     /// Why the program cannot be compiled or kept.
     pub async fn warm(&self, recording: Recording) -> Result<Warmed, String> {
+        let ordinals = place::ordinals(&recording, self.workers, self.devices)?;
+        let spanning = ordinals.is_none();
+        if let (true, Some(why)) = (spanning, &self.cannot_span) {
+            return Err(format!("it spans workers: {why}"));
+        }
         let Recording {
             program,
             compile_options,
             device_ids,
-            device_ordinals,
             xla_flags,
-            workers,
+            ..
         } = recording;
-        if let Some(last) = workers.iter().max() {
-            return Err(format!(
-                "it spans {} workers; such programs are compiled where they run, and are not warmed",
-                u64::from(*last) + 1
-            ));
-        }
-        let missing = device_ordinals
-            .iter()
-            .find(|&&ordinal| usize::try_from(ordinal).is_ok_and(|at| at >= self.devices));
-        if let Some(&missing) = missing {
-            return Err(format!(
-                "it is for device {missing} of a worker, and here are {}: give --devices as many as a worker has",
-                self.devices
-            ));
-        }
-        if device_ids.len() != device_ordinals.len() {
-            return Err("the recording contradicts itself about its devices".to_owned());
-        }
-        let ordinals: HashMap<i32, u32> = device_ids.iter().copied().zip(device_ordinals).collect();
         let begun = Instant::now();
         let request = Request {
             program,
             options: compile_options,
             device_ids,
-            ordinals: Arc::new(ordinals),
+            ordinals: Arc::new(ordinals.unwrap_or_default()),
             xla_flags,
-            spanning: false,
+            spanning,
         };
         let filled = self.compiler.fill(request).await;
         let (key, entry, origin) = filled.map_err(|status| status.message)?;

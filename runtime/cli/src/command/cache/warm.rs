@@ -37,7 +37,8 @@ const GRACE: Duration = Duration::from_secs(60);
 ///
 /// LOCATION is what a proxy's --record_programs was given, or a file or folder of MLIR bytecode (NAME.mlirbc, its options
 /// beside in NAME.json). Programs that the cache has are left as they are. Run it on a machine like the workers', with
-/// their plugin, flags and variables: what it compiles has the keys that a worker here would ask for.
+/// their plugin, flags and variables: what it compiles has the keys that a worker here would ask for. Programs over several
+/// workers are compiled here alone.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Where the recordings are: gs://BUCKET/PREFIX, s3://..., file:///PATH, or a path
@@ -55,6 +56,9 @@ pub(crate) struct Args {
     /// Devices to make, for CPU plugins: as many as a worker has
     #[arg(long = "devices", alias = "devices_per_worker", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     devices: Option<u32>,
+    /// Workers of the cluster to come, with --devices each: programs are spread over them [default: spread as when recorded]
+    #[arg(long = "workers", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096), requires = "devices")]
+    workers: Option<u32>,
     /// LAPACK library for linear algebra with CPU plugins [default: SciPy's, or that of the Python package scipy-openblas32]
     #[arg(long = "lapack", value_name = "PATH")]
     lapack: Option<PathBuf>,
@@ -119,6 +123,7 @@ pub(crate) fn run(args: &Args) -> Result<u8, Failure> {
             environment: environment(),
             compile_child: args.compile_in_child.child(),
             compiles: jobs,
+            workers: args.workers,
         };
         let warmer = Warmer::open(config)
             .await
