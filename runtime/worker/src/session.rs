@@ -42,7 +42,7 @@ use crate::{
     outbox::Outbox,
     spanning::Epoch,
     status::{self, Fault},
-    table::{Origin, Shard, Slot, Value},
+    table::{Held, Origin, Shard, Slot, Value},
     usage::{Cause, Usage, Waiting},
     window::Permit,
 };
@@ -53,7 +53,7 @@ type Then = Box<dyn FnOnce(&mut Session)>;
 /// An op that waits.
 struct Wait {
     missing: usize,
-    held: Vec<Rc<Slot>>,
+    held: Held,
     then: Then,
     waiting: Waiting,
 }
@@ -250,10 +250,7 @@ impl Session {
         }
         let wait = self.mint();
         let missing = slots.iter().filter(|slot| slot.subscribe(wait)).count();
-        for slot in slots {
-            slot.hold();
-        }
-        self.park(wait, missing, slots.to_vec(), then);
+        self.park(wait, missing, Held::of(slots.to_vec()), then);
     }
 
     /// Keeps what is to be done when `missing` things more are there.
@@ -261,7 +258,7 @@ impl Session {
         &mut self,
         wait: u64,
         missing: usize,
-        held: Vec<Rc<Slot>>,
+        held: Held,
         then: impl FnOnce(&mut Session) + 'static,
     ) {
         let parked = Wait {
@@ -280,7 +277,7 @@ impl Session {
             then(self);
             return;
         }
-        self.park(wait, 1, Vec::new(), then);
+        self.park(wait, 1, Held::of(Vec::new()), then);
     }
 
     /// One thing that a wait misses is there.
@@ -302,9 +299,7 @@ impl Session {
                 // What the rest of the op waits for is its client's as well.
                 session.client = Arc::clone(waiting.client());
                 drop(waiting);
-                for slot in held {
-                    slot.unhold();
-                }
+                drop(held);
                 then(session);
             }));
         }

@@ -27,6 +27,49 @@ pub(crate) struct Slot {
     after_saves: RefCell<Vec<u64>>,
 }
 
+/// Slots that an op reads, held until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Held {
+    slots: Vec<Rc<Slot>>,
+}
+
+impl Held {
+    pub(crate) fn of(slots: Vec<Rc<Slot>>) -> Held {
+        for slot in &slots {
+            slot.hold();
+        }
+        Held { slots }
+    }
+
+    /// What `work` finds out while only others hold them.
+    pub(crate) fn beside<T>(&self, work: impl FnOnce(&[Rc<Slot>]) -> T) -> T {
+        for slot in &self.slots {
+            slot.unhold();
+        }
+        let found = work(&self.slots);
+        for slot in &self.slots {
+            slot.hold();
+        }
+        found
+    }
+}
+
+impl std::ops::Deref for Held {
+    type Target = [Rc<Slot>];
+
+    fn deref(&self) -> &[Rc<Slot>] {
+        &self.slots
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        for slot in &self.slots {
+            slot.unhold();
+        }
+    }
+}
+
 /// What is known of a shard.
 #[derive(Clone, Debug)]
 pub(crate) enum Value {

@@ -9,7 +9,7 @@ use super::{program::Loaded, span::Part};
 use crate::{
     ledger::Ask,
     status,
-    table::{Shard, Slot},
+    table::{Held, Shard, Slot},
     usage::Cause,
     window::Permit,
 };
@@ -21,8 +21,8 @@ pub(super) struct Launch {
     pub(super) ordinals: Arc<[usize]>,
     /// Set if other workers have parts of it.
     pub(super) part: Option<Part>,
-    /// [argument][device].
-    pub(super) args: Vec<Rc<Slot>>,
+    /// [argument][device]. Held until it has started: a later one, which may start before it, must not take them over.
+    pub(super) args: Held,
     /// [result][device].
     pub(super) results: Vec<Rc<Slot>>,
     /// Inputs that the client keeps.
@@ -40,17 +40,18 @@ impl Launch {
     pub(super) fn all_kept(&self) -> Vec<i64> {
         let devices = self.ordinals.len();
         let mut kept = self.kept.clone();
-        for parameter in self.loaded.donated(&[]) {
-            let held = self
-                .args
-                .iter()
-                .skip(parameter * devices)
-                .take(devices)
-                .any(|slot| slot.is_held());
-            if held && let Ok(index) = i64::try_from(parameter) {
-                kept.push(index);
+        self.args.beside(|args| {
+            for parameter in self.loaded.donated(&[]) {
+                let held = args
+                    .iter()
+                    .skip(parameter * devices)
+                    .take(devices)
+                    .any(|slot| slot.is_held());
+                if held && let Ok(index) = i64::try_from(parameter) {
+                    kept.push(index);
+                }
             }
-        }
+        });
         kept.sort_unstable();
         kept.dedup();
         kept

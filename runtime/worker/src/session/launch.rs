@@ -18,7 +18,7 @@ use crate::{
     join::{Failed, join},
     ledger::Charge,
     status::{self, Fault},
-    table::{Maker, Origin, Shard, Slot, Value},
+    table::{Held, Maker, Origin, Shard, Slot, Value},
     usage::Cause,
     window::Permit,
 };
@@ -49,7 +49,7 @@ impl Session {
             self.refuse_part(op.launch, &fault);
         }
         let devices = program.devices;
-        let args: Vec<Rc<Slot>> = op.args.iter().map(|&shard| self.slot(shard)).collect();
+        let args = Held::of(op.args.iter().map(|&shard| self.slot(shard)).collect());
         let loaded = program.loaded();
         let soon = loaded.is_some()
             && args
@@ -93,10 +93,10 @@ impl Session {
         }
         // An op that waits for something from outside gives its permit back: what it waits for may be behind it.
         let permit = permit.filter(|_| soon);
-        let (held, retired, entry) = (args.clone(), loaded.is_some(), Rc::clone(&program));
+        let (wanted, retired, entry) = (args.to_vec(), loaded.is_some(), Rc::clone(&program));
         let cause = self.cause(op.user_context);
         self.when_loaded(&entry, move |session| {
-            session.when(&held, move |session| {
+            session.when(&wanted, move |session| {
                 session.inputs_there(
                     sequence, &op, cause, &program, part, args, results, retired, permit,
                 );
@@ -115,7 +115,7 @@ impl Session {
         cause: Cause,
         program: &Program,
         part: Option<Part>,
-        args: Vec<Rc<Slot>>,
+        args: Held,
         results: Vec<Rc<Slot>>,
         retired: bool,
         permit: Option<Permit>,
@@ -168,7 +168,7 @@ impl Session {
         for slot in &saved {
             slot.await_saves(wait);
         }
-        self.park(wait, saved.len(), Vec::new(), move |session| {
+        self.park(wait, saved.len(), Held::of(Vec::new()), move |session| {
             session.launch_ready(sequence, launch);
         });
     }
@@ -296,7 +296,7 @@ impl Session {
     /// room that comes free.
     pub(super) fn prepare(&mut self, launch: &Launch) -> Result<Option<Prepared>, Fault> {
         let mut shards: Vec<Rc<Shard>> = Vec::with_capacity(launch.args.len());
-        for slot in &launch.args {
+        for slot in launch.args.iter() {
             match slot.value() {
                 Value::Ready(shard) => shards.push(shard),
                 Value::Failed(fault) => return Err(fault),

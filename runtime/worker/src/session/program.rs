@@ -21,6 +21,7 @@ use crate::{
     compiler::{Artifact, Elsewhere, Request},
     counters,
     status::{self, Fault},
+    table::Held,
 };
 
 /// What stands behind an executable id.
@@ -392,7 +393,7 @@ impl Session {
             State::Done(_) => false,
         };
         if waits {
-            self.park(wait, 1, Vec::new(), then);
+            self.park(wait, 1, Held::of(Vec::new()), then);
         } else {
             then(self);
         }

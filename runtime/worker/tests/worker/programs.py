@@ -52,6 +52,7 @@ def slow(x):
 
 write("add_one", lambda x: x + 1.0, array(4), also=[("add_one_on_3", (3,))])
 write("take_over", lambda x: x + 1.0, array(1024), donate_argnums=0)
+write("take_over_square", lambda x: x + 1.0, array(2, 2), donate_argnums=0)
 write("take_over_large", lambda x: x + 1.0, array(1 << 20), donate_argnums=0)
 write("two_results", lambda x, y: (x + y, x.astype(jnp.int32)), array(2), array(2))
 write("pick_first", lambda x, y: x + y, array(1024), array(1))

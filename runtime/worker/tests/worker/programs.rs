@@ -206,7 +206,15 @@ async fn an_earlier_op_that_waits_keeps_its_donated_input() {
     assert_eq!(slow.len(), 1 << 20);
     assert_ne!(&slow[..4], [0; 4]);
     // This execution waits for bytes; a later one takes over what it reads.
-    session.compile(52, "pick_first", &[0]).await.unwrap();
+    session.start_compile(52, "pick_first", &[0]).await;
+    // As does one that waits for its compile.
+    session.put(12, 0, &[7.0; 1024]).await;
+    session.put(13, 0, &[1.0]).await;
+    session.execute(52, &[12, 13], 22, 1).await;
+    session.execute(50, &[12], 23, 1).await;
+    assert_eq!(session.read_f32(23).await, [8.0; 1024]);
+    assert_eq!(session.read_f32(22).await, [8.0; 1024]);
+    session.compiled(52).await.unwrap();
     session.put(10, 0, &[7.0; 1024]).await;
     let put = Put {
         transfer: 9,

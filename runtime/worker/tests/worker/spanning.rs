@@ -384,6 +384,23 @@ async fn what_waits_for_one_worker_holds_up_nothing_else() {
     pair.stop().await;
 }
 
+/// A program within one worker may start before a launch of two that came earlier, and takes nothing over that this one reads.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_launch_that_waits_for_another_worker_keeps_what_it_reads() {
+    let mut pair = Pair::start().await;
+    pair.compile(50, "sum_over_both").await;
+    let local = pair.sessions[0].compile(51, "take_over_square", &[0]).await;
+    assert_eq!(local.expect("it compiles").donated_parameters, [0]);
+    pair.put(10, 4, &[2, 2]).await;
+    pair.sessions[0].send(launched(50, 1000, 10, 100)).await;
+    pair.sessions[0].execute(51, &[10], 200, 1).await;
+    assert_eq!(pair.sessions[0].read_f32(200).await, [2.0; 4]);
+    // The second worker has heard of nothing until now.
+    pair.sessions[1].send(launched(50, 1000, 14, 100)).await;
+    sums(&pair.read(100).await);
+    pair.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_worker_fails_what_it_has_a_part_in_and_another_takes_its_place() {
     let mut pair = Pair::start().await;
