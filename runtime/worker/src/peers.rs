@@ -110,11 +110,16 @@ impl Peers {
         address: &str,
         epoch: u64,
         executable: u64,
+        secret: Bytes,
     ) -> Result<Coming, StatusProto> {
         let gone = |error: &tonic::Status| gone_with(address, "programs", error);
         let mut client =
             WorkerClient::new(self.channel(address)?).max_decoding_message_size(usize::MAX);
-        let request = FetchExecutableRequest { epoch, executable };
+        let request = FetchExecutableRequest {
+            epoch,
+            executable,
+            secret,
+        };
         let frames = client.fetch_executable(request).await;
         let mut frames = frames.map_err(|error| gone(&error))?.into_inner();
         let first = frames.message().await.map_err(|error| gone(&error))?;

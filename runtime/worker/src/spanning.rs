@@ -48,6 +48,8 @@ pub(crate) struct Spanning {
 pub(crate) struct Epoch {
     pub(crate) tcp: Tcp,
     pub(crate) engine: Engine,
+    /// What its workers know each other by.
+    pub(crate) secret: Secret,
     /// Where other workers connect to.
     pub(crate) address: String,
 }
@@ -91,6 +93,7 @@ impl Spanning {
             return Err(why.clone());
         }
         let secret = <[u8; 32]>::try_from(&attach.collectives_secret[..])
+            .map(Secret::new)
             .map_err(|_| "the proxy gives workers no secret to know each other by".to_owned())?;
         let runtime = self.runtime().ok_or("its threads cannot be started")?;
         let unable = |error: std::io::Error| format!("it cannot listen for other workers: {error}");
@@ -100,7 +103,7 @@ impl Spanning {
         let _inside = runtime.enter();
         let listener = tokio::net::TcpListener::from_std(listener).map_err(unable)?;
         let process = Process(attach.process);
-        let tcp = Tcp::new(process, Secret::new(secret), Config::default());
+        let tcp = Tcp::new(process, secret.clone(), Config::default());
         let engine = Engine::new(process, Arc::new(tcp.clone()));
         tcp.on_change(told);
         tcp.listen(listener, engine.clone());
@@ -108,6 +111,7 @@ impl Spanning {
         Ok(Epoch {
             tcp,
             engine,
+            secret,
             address: format!("{}:{port}", self.host),
         })
     }

@@ -21,8 +21,15 @@ impl Secret {
         Self(bytes)
     }
 
-    /// Takes as long for any other bytes.
-    fn is(&self, other: &[u8]) -> bool {
+    /// For who is to show that it knows it.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Whether it is these bytes. Takes as long for any other ones.
+    #[must_use]
+    pub fn is(&self, other: &[u8]) -> bool {
         other.len() == self.0.len()
             && self
                 .0

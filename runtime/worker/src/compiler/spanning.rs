@@ -52,6 +52,8 @@ pub(crate) struct Elsewhere {
     /// The worker's data service.
     pub(crate) address: String,
     pub(crate) epoch: u64,
+    /// What the lease's workers know each other by.
+    pub(crate) secret: Bytes,
     pub(crate) executable: u64,
     pub(crate) key: String,
     pub(crate) info: ExecutableInfo,
@@ -86,7 +88,7 @@ impl Compiler {
         let fatal = self.cache.admit(&name.0);
         fatal.map_err(|fatal| status::invalid(fatal.to_string()))?;
         let coming = peers
-            .executable(&from.address, from.epoch, from.executable)
+            .executable(&from.address, from.epoch, from.executable, from.secret)
             .await?;
         self.check_platform(&coming.header, &from.address)?;
         if let Some(loaded) = self.share(&name)

@@ -18,10 +18,14 @@ impl Service {
         &self,
         request: FetchExecutableRequest,
     ) -> Result<Frames, Status> {
-        let FetchExecutableRequest { epoch, executable } = request;
+        let FetchExecutableRequest {
+            epoch,
+            executable,
+            secret,
+        } = request;
         let artifact = self
             .core
-            .with_session(epoch, move |session| session.artifact(executable))
+            .with_session(epoch, move |session| session.artifact(executable, &secret))
             .await??;
         let header = self.core.compiler.header(&artifact);
         Ok(Box::pin(tokio_stream::iter(frames(header, artifact.bytes))))

@@ -203,6 +203,20 @@ async fn loaded(session: &mut Session, load: Load) -> Option<StatusProto> {
         .await
 }
 
+/// Compiles a program on the devices of both.
+fn compiled(executable: u64, name: &str) -> op::Op {
+    let (program, options) = program(name);
+    op::Op::Compile(Compile {
+        request: executable,
+        executable,
+        program,
+        options,
+        device_ids: BOTH.to_vec(),
+        processes: PLACES.to_vec(),
+        ..Compile::default()
+    })
+}
+
 fn launched(executable: u64, launch: u64, arg: u64, result: u64) -> op::Op {
     op::Op::Execute(Execute {
         executable,
@@ -450,7 +464,25 @@ async fn a_lost_worker_fails_what_it_has_a_part_in_and_another_takes_its_place()
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_with_another_secret_takes_no_part() {
     let mut pair = Pair::with([8; 32]).await;
-    pair.compile(50, "sum_over_both").await;
+    // Nor does it get the program of the other one.
+    let mut infos = Vec::new();
+    for session in &mut pair.sessions {
+        session.send(compiled(50, "sum_over_both")).await;
+        infos.push(session.compiled(50).await.expect("it compiles"));
+    }
+    let load = Load {
+        request: 51,
+        executable: 51,
+        key: infos[0].key.clone(),
+        device_ids: BOTH.to_vec(),
+        processes: PLACES.to_vec(),
+        from: pair.workers[0].address.clone(),
+        from_epoch: 1,
+        from_executable: 50,
+        info: infos.pop(),
+    };
+    let refused = loaded(&mut pair.sessions[1], load).await.expect("refused");
+    assert_eq!(refused.code, Code::PermissionDenied as i32, "{refused:?}");
     pair.put(10, 4, &[2, 2]).await;
     pair.execute(50, 1000, 10, 100).await;
     let early = tokio::time::timeout(Duration::from_millis(300), pair.sessions[0].read(100)).await;
@@ -470,14 +502,31 @@ async fn executables_go_to_their_lease_only() {
         .await
         .expect("it compiles");
     let mut client = pair.workers[0].client.clone();
+    let known = || SECRET.to_vec().into();
     for (epoch, executable) in [(2, 50), (1, 77), (1, 51)] {
-        let request = FetchExecutableRequest { epoch, executable };
+        let secret = known();
+        let request = FetchExecutableRequest {
+            epoch,
+            executable,
+            secret,
+        };
         let refused = client.fetch_executable(request).await.expect_err("refused");
         assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+    }
+    // Strangers do not even learn which there are.
+    for (executable, secret) in [(50, vec![]), (77, vec![]), (50, vec![8; 32])] {
+        let request = FetchExecutableRequest {
+            epoch: 1,
+            executable,
+            secret: secret.into(),
+        };
+        let refused = client.fetch_executable(request).await.expect_err("refused");
+        assert_eq!(refused.code(), tonic::Code::PermissionDenied, "{refused}");
     }
     let request = FetchExecutableRequest {
         epoch: 1,
         executable: 50,
+        secret: known(),
     };
     let frames = client.fetch_executable(request).await.expect("frames");
     let first = frames
