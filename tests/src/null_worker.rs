@@ -314,7 +314,12 @@ impl Worker for NullWorker {
                 {
                     tokio::time::sleep(Duration::from_micros(next(state) % 500)).await;
                 }
-                untold += u32::from(!matches!(op.op, Some(op::Op::Peers(_))));
+                // Those without credit.
+                let free = matches!(
+                    op.op,
+                    Some(op::Op::Peers(_) | op::Op::CancelPut(_) | op::Op::Cancel(_))
+                );
+                untold += u32::from(!free);
                 if let Some(op::Op::Execute(_)) = &op.op {
                     largest.fetch_max(op.encoded_len(), Relaxed);
                 }

@@ -374,7 +374,7 @@ impl Link {
 
     /// Tells the worker that nobody waits for what it does under `request`. Never waits.
     pub(crate) fn cancel(&self, request: u64) {
-        self.lane.push(op::Op::Cancel(Cancel { request }));
+        self.lane.cancel(op::Op::Cancel(Cancel { request }));
     }
 
     /// Tells the worker that the bytes of a put will not come, and why. Never waits.
@@ -383,7 +383,7 @@ impl Link {
             transfer,
             status: Some(status),
         });
-        self.lane.push(cancel);
+        self.lane.cancel(cancel);
     }
 }
 

@@ -14,7 +14,8 @@
 //! message for it.
 //!
 //! Word of who the other workers are takes no credit and leaves before all else: the worker's window may be full of launches
-//! that wait for a worker which is lost. Only the last word counts, so no more than one waits here.
+//! that wait for a worker which is lost. Only the last word counts, so no more than one waits here. So does word that bytes will
+//! not come, or that nobody waits for a save: launches may wait for those, too. It leaves as soon as what it is about has.
 //!
 //! Launches that span workers leave in one order, the same from all queues ([`gang`](super::gang)). A lane whose next op is
 //! such a launch, and not the next one, waits without a turn; the lane that has the next one has its turns like any other,
@@ -65,6 +66,8 @@ struct Inner {
     order: Order,
     /// The last word of the other workers, where it has not left.
     peers: Option<Peers>,
+    /// Cancellations of what has left.
+    cancels: VecDeque<Op>,
     /// [`Queue::left_behind`] has been told, and no sweep has been since.
     sweep_due: bool,
     /// Ops that may leave before the worker has taken others.
@@ -82,6 +85,8 @@ struct Queued {
     room: Option<OwnedSemaphorePermit>,
     /// Of a launch that spans workers.
     together: Option<Place>,
+    /// The op's cancellation, which follows it.
+    cancel: Option<Op>,
 }
 
 impl Queued {
@@ -90,6 +95,7 @@ impl Queued {
             op,
             room,
             together: None,
+            cancel: None,
         }
     }
 }
@@ -122,9 +128,11 @@ impl Waiting {
         self.ops.front().is_some_and(|op| op.together.is_some())
     }
 
-    /// The next op; frees its place, and those of others before it.
-    fn pop(&mut self) -> Option<Op> {
-        let Queued { op, room, .. } = self.ops.pop_front()?;
+    /// The next op, and its cancellation; frees its place, and those of others before it.
+    fn pop(&mut self) -> Option<(Op, Option<Op>)> {
+        let Queued {
+            op, room, cancel, ..
+        } = self.ops.pop_front()?;
         match (&mut self.free, room) {
             (Some(free), Some(room)) => free.merge(room),
             (free, Some(room)) => *free = Some(room),
@@ -133,7 +141,7 @@ impl Waiting {
         if self.ops.len() <= REFILL_OPS {
             self.free = None;
         }
-        Some(op)
+        Some((op, cancel))
     }
 
     /// Puts an op down behind the others, with the clean-up so far.
@@ -146,7 +154,10 @@ impl Waiting {
             op: Some(op),
             ..self.cleanup()
         };
-        self.ops.push_back(Queued { op, room, together });
+        self.ops.push_back(Queued {
+            together,
+            ..Queued::new(op, room)
+        });
     }
 
     /// The clean-up so far as an op of its own, as much of it as one op takes.
@@ -175,6 +186,7 @@ impl Queue {
                 turns: Turns::default(),
                 order: Order::default(),
                 peers: None,
+                cancels: VecDeque::new(),
                 sweep_due: false,
                 credit: 0,
                 window: 0,
@@ -262,11 +274,37 @@ impl Queue {
         }
     }
 
+    /// Cancels an op of a lane, queued or gone before. Never waits: there are no more cancellations than such ops.
+    pub(super) fn cancel(&self, lane: u64, cancel: op::Op) {
+        let writer = {
+            let mut inner = self.lock();
+            if inner.closed {
+                return;
+            }
+            let waiting = inner.lanes.get_mut(&lane);
+            let mut queued = waiting.into_iter().flat_map(|waiting| &mut waiting.ops);
+            let about = queued.find(|queued| is_about(&cancel, &queued.op));
+            let cancel = Op {
+                op: Some(cancel),
+                client: lane,
+                ..Op::default()
+            };
+            match about {
+                Some(about) => about.cancel = Some(cancel),
+                None => inner.cancels.push_back(cancel),
+            }
+            inner.wake()
+        };
+        if let Some(writer) = writer {
+            writer.wake();
+        }
+    }
+
     /// Ops that wait here.
     pub(super) fn len(&self) -> usize {
         let inner = self.lock();
         let lanes = inner.lanes.values().map(|waiting| waiting.ops.len());
-        lanes.sum::<usize>() + usize::from(inner.peers.is_some())
+        lanes.sum::<usize>() + usize::from(inner.peers.is_some()) + inner.cancels.len()
     }
 
     /// Lanes that are open or have something to send.
@@ -297,6 +335,7 @@ impl Queue {
             inner.turns.clear();
             inner.order.clear();
             inner.peers = None;
+            inner.cancels.clear();
             (std::mem::take(&mut inner.lanes), inner.writer.take())
         };
         // With the queued ops go their permits: senders that wait find the lane closed.
@@ -316,6 +355,9 @@ impl Queue {
                 ..Op::default()
             });
         }
+        if let Some(cancel) = inner.cancels.pop_front() {
+            return Some(cancel);
+        }
         if inner.credit == 0 {
             return None;
         }
@@ -332,9 +374,13 @@ impl Queue {
                 continue;
             }
             let op = match waiting.pop() {
+                Some((op, cancel)) => {
+                    inner.cancels.extend(cancel);
+                    Some(op)
+                }
                 None if waiting.has_cleanup() => Some(waiting.cleanup()),
-                // None: an op took along what the turn was for.
-                op => op,
+                // An op took along what the turn was for.
+                None => None,
             };
             // Clean-up that is left here may still ride, unless the sweep has passed or is at it.
             let swept = op.as_ref().is_some_and(|op| op.op.is_none()) || !inner.sweep_due;
@@ -385,11 +431,23 @@ impl Inner {
     /// The writer, when there is something for it to do.
     fn wake(&mut self) -> Option<Waker> {
         let lanes = self.credit > 0 && self.turns.any(self.round_may_send());
-        if lanes || self.peers.is_some() {
+        if lanes || self.peers.is_some() || !self.cancels.is_empty() {
             self.writer.take()
         } else {
             None
         }
+    }
+}
+
+/// Whether a cancellation is that of an op.
+fn is_about(cancel: &op::Op, queued: &Op) -> bool {
+    match (cancel, &queued.op) {
+        (op::Op::CancelPut(cancel), Some(op::Op::Put(put))) => cancel.transfer == put.transfer,
+        (op::Op::Cancel(cancel), Some(op::Op::SaveArrays(save))) => cancel.request == save.request,
+        (op::Op::Cancel(cancel), Some(op::Op::RestoreArrays(restore))) => {
+            cancel.request == restore.request
+        }
+        _ => false,
     }
 }
 
@@ -464,6 +522,11 @@ impl Lane {
     pub(super) fn release(&self, transfer: u64) {
         self.queue
             .change(self.number, |waiting| waiting.releases.push(transfer));
+    }
+
+    /// Cancels an op of this lane, see [`Queue::cancel`].
+    pub(super) fn cancel(&self, cancel: op::Op) {
+        self.queue.cancel(self.number, cancel);
     }
 
     /// Queues an op that `Drop` code leaves. Never waits: there are no more of them than of the things that they end.

@@ -7,8 +7,8 @@ use waystation_proto::{
     waystation::{
         ExecutableInfo,
         worker::{
-            Attach, Compile, Execute, Fail, FetchExecutableRequest, Load, Peers, ProgramText, Put,
-            Unload, op, peers::Peer, reply,
+            Attach, CancelPut, Compile, Execute, Fail, FetchExecutableRequest, Load, Peers,
+            ProgramText, Put, Unload, op, peers::Peer, reply,
         },
     },
     xla::PrimitiveType,
@@ -559,6 +559,46 @@ async fn a_window_full_of_launches_hears_that_their_worker_is_lost() {
     for result in results {
         let status = pair.sessions[0].read(result).await.expect_err("lost");
         assert_eq!(status.code, Code::DataLoss as i32, "{status:?}");
+    }
+    pair.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_window_full_of_launches_hears_that_bytes_will_not_come() {
+    let mut pair = Pair::start().await;
+    pair.compile(50, "sum_over_both").await;
+    pair.put(10, 4, &[2, 2]).await;
+    let put = Put {
+        transfer: 1,
+        dtype: PrimitiveType::F32 as i32,
+        dims: vec![2, 2],
+        targets: vec![target(20, 0)],
+        ..Put::default()
+    };
+    pair.sessions[0].send(op::Op::Put(put)).await;
+    // The first one waits for the bytes, and all others for the first one.
+    let waits = op::Op::Execute(Execute {
+        executable: 50,
+        launch: 1,
+        args: vec![20, 11, 12, 13],
+        first_result: 100,
+        num_results: 1,
+        ..Execute::default()
+    });
+    pair.sessions[0].send(waits).await;
+    pair.sessions[1].send(launched(50, 1, 14, 100)).await;
+    let window = waystation_worker::Limits::default().queued_ops as u64;
+    for launch in 2..window + 2 {
+        pair.execute(50, launch, 10, 100 * launch).await;
+    }
+    let cancel = CancelPut {
+        transfer: 1,
+        status: Some(failure(Code::Cancelled, "nobody sends them")),
+    };
+    pair.sessions[0].send(op::Op::CancelPut(cancel)).await;
+    sums(&pair.read(100 * (window + 1)).await);
+    for status in pair.failures(100).await {
+        assert!(status.message.contains("nobody sends them"), "{status:?}");
     }
     pair.stop().await;
 }

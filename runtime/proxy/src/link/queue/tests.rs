@@ -1,7 +1,9 @@
 use std::{future::Future as _, pin::pin};
 
 use futures::{FutureExt as _, StreamExt as _, task::noop_waker_ref};
-use waystation_proto::waystation::worker::{Attach, Execute, Watch, peers::Peer};
+use waystation_proto::waystation::worker::{
+    Attach, Cancel, CancelPut, Execute, Put, SaveArrays, Watch, peers::Peer,
+};
 
 use super::{super::turns::TURN_OPS, *};
 
@@ -260,4 +262,62 @@ fn word_of_other_workers_takes_no_credit_and_the_last_one_counts() {
     assert_eq!(left.len(), 2);
     assert!(matches!(left[0].op, Some(op::Op::Peers(_))));
     assert!(matches!(left[1].op, Some(op::Op::Execute(_))));
+}
+
+/// A worker whose window is full of launches that wait for bytes must hear that these will not come.
+#[test]
+fn a_cancellation_takes_no_credit_and_follows_what_it_is_about() {
+    let (queue, mut ops) = queue(2);
+    let lane = Lane::open(&queue, 1);
+    let put = |transfer| {
+        op::Op::Put(Put {
+            transfer,
+            ..Put::default()
+        })
+    };
+    let cancel_put = |transfer| {
+        op::Op::CancelPut(CancelPut {
+            transfer,
+            ..CancelPut::default()
+        })
+    };
+    let save = op::Op::SaveArrays(SaveArrays {
+        request: 9,
+        ..SaveArrays::default()
+    });
+    let cancel = op::Op::Cancel(Cancel { request: 9 });
+    for op in [put(1), execute(1), put(2), save.clone(), execute(2)] {
+        send(&lane, op).expect("room");
+    }
+    let left = |ops: &mut Ops| -> Vec<op::Op> {
+        let left = leaving(ops).into_iter();
+        left.map(|op| {
+            assert_eq!(op.client, 1);
+            op.op.expect("no clean-up")
+        })
+        .collect()
+    };
+    assert_eq!(left(&mut ops).len(), 2, "the window is full");
+    let mut context = Context::from_waker(noop_waker_ref());
+    assert!(ops.poll_next_unpin(&mut context).is_pending());
+    lane.cancel(cancel_put(2));
+    lane.cancel(cancel.clone());
+    assert!(
+        leaving(&mut ops).is_empty(),
+        "not before what they are about"
+    );
+    assert!(ops.poll_next_unpin(&mut context).is_pending());
+    lane.cancel(cancel_put(1));
+    assert!(queue.lock().writer.is_none(), "the writer is woken");
+    assert_eq!(left(&mut ops), [cancel_put(1)]);
+    queue.credit(1);
+    assert_eq!(left(&mut ops), [put(2), cancel_put(2)]);
+    queue.credit(1);
+    // Its session may be over by then.
+    drop(lane);
+    assert_eq!(left(&mut ops), [save, cancel]);
+    queue.credit(1);
+    let last = left(&mut ops);
+    assert!(matches!(last[..], [op::Op::Execute(_)]));
+    assert_eq!(queue.lanes(), 0);
 }
