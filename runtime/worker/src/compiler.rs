@@ -226,7 +226,7 @@ impl Compiler {
         name: Name,
         source: Source,
     ) -> Result<Arc<Loaded>, StatusProto> {
-        if let Some(loaded) = self.share(&name) {
+        if let Some(loaded) = self.share_compiled(&name, &source) {
             counters::add(&self.counters.shared_loads, 1);
             return Ok(loaded);
         }
@@ -247,15 +247,15 @@ impl Compiler {
             let fresh = fresh.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(executable) = fresh {
                 // It runs on this worker alone: those that span workers are always loaded.
-                return Ok(self.keep(name, executable, &entry, source, None));
+                return Ok(self.keep(name, executable, &entry, Some(source), None));
             }
             // Another request for the same program may have loaded it while this one waited.
-            if let Some(loaded) = self.share(&name) {
+            if let Some(loaded) = self.share_compiled(&name, &source) {
                 return Ok(loaded);
             }
-            let error = match self.deserialize(&name, &entry, &source).await {
+            let error = match self.deserialize(&name, &entry, source.load_options()).await {
                 Ok((executable, artifact)) => {
-                    return Ok(self.keep(name, executable, &entry, source, artifact));
+                    return Ok(self.keep(name, executable, &entry, Some(source), artifact));
                 }
                 Err(error) => error,
             };
@@ -289,9 +289,12 @@ impl Compiler {
         let entry = Arc::new(entry);
         let (executable, artifact) = match executable {
             Some(executable) => (executable, None),
-            None => self.deserialize(&name, &entry, &source).await?,
+            None => {
+                self.deserialize(&name, &entry, source.load_options())
+                    .await?
+            }
         };
-        Ok(self.keep(name, executable, &entry, source, artifact))
+        Ok(self.keep(name, executable, &entry, Some(source), artifact))
     }
 
     async fn key(

@@ -47,6 +47,11 @@ impl Artifact {
 }
 
 impl Source {
+    /// What it is loaded with; nothing of its own where it spans workers.
+    pub(super) fn load_options(&self) -> Option<&Bytes> {
+        (!self.spanning).then_some(&self.options)
+    }
+
     pub(super) fn job(&self) -> Job {
         Job {
             program: self.program.clone(),
@@ -66,8 +71,9 @@ pub(crate) struct Loaded {
     pub(crate) info: ExecutableInfo,
     /// The program's text, where it was kept.
     pub(super) kept: Option<Kept>,
-    /// What it was made from, for the program's text.
-    pub(super) source: Source,
+    /// What it was made from, for the program's text. Unknown of one that another worker has given, until this one is asked to
+    /// compile the same.
+    pub(super) source: OnceLock<Source>,
     pub(super) digest: Digest,
     /// Of a program over several workers, for the others.
     pub(crate) artifact: Option<Artifact>,
@@ -96,7 +102,7 @@ impl Loaded {
         executable: LoadedExecutable,
         info: ExecutableInfo,
         kept: Option<Kept>,
-        source: Source,
+        source: Option<Source>,
         digest: Digest,
         artifact: Option<Artifact>,
         client: &Client,
@@ -121,7 +127,7 @@ impl Loaded {
             executable,
             info,
             kept,
-            source,
+            source: source.map_or_else(OnceLock::new, OnceLock::from),
             digest,
             sizes: OnceLock::new(),
             counters: Arc::clone(counters),

@@ -34,13 +34,20 @@ impl Compiler {
             .upgrade()
     }
 
+    /// What has been loaded already of a program that is to be compiled.
+    pub(super) fn share_compiled(&self, name: &Name, source: &Source) -> Option<Arc<Loaded>> {
+        let loaded = self.share(name)?;
+        loaded.source.get_or_init(|| source.clone());
+        Some(loaded)
+    }
+
     /// Shares what has been loaded with those who ask for the same.
     pub(super) fn keep(
         &self,
         name: Name,
         executable: LoadedExecutable,
         entry: &Entry,
-        source: Source,
+        source: Option<Source>,
         artifact: Option<Artifact>,
     ) -> Arc<Loaded> {
         let mut info = entry.info.clone();
@@ -62,19 +69,15 @@ impl Compiler {
         loaded
     }
 
-    /// Loads an entry. One that spans workers comes with what the others may ask for.
+    /// Loads an entry with its options; one that spans workers has none, and comes with what the others may ask for.
     pub(super) async fn deserialize(
         self: &Arc<Self>,
         name: &Name,
         entry: &Arc<Entry>,
-        source: &Source,
+        options: Option<&Bytes>,
     ) -> Result<(LoadedExecutable, Option<Artifact>), StatusProto> {
-        let spanning = source.spanning;
-        let options = if spanning {
-            Bytes::from(spanning::portable())
-        } else {
-            source.options.clone()
-        };
+        let spanning = options.is_none();
+        let options = options.map_or_else(|| Bytes::from(spanning::portable()), Bytes::clone);
         let entry = Arc::clone(entry);
         let (key, devices) = name.clone();
         self.in_turn(&self.loads, move |this| {

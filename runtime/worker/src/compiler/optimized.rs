@@ -15,16 +15,16 @@ impl Compiler {
         {
             return Ok(text);
         }
-        if loaded.source.program.is_empty() {
-            return Err(status::unimplemented(
+        let source = loaded.source.get().ok_or_else(|| {
+            status::unimplemented(
                 "the program's text is known to the worker that compiled it, and this one has only loaded it",
-            ));
-        }
+            )
+        })?;
         let folder = text::folder()?;
-        let options = text::options(&loaded.source.options, &folder, None)?;
+        let options = text::options(&source.options, &folder, None)?;
         let source = Source {
             options: options.into(),
-            ..loaded.source.clone()
+            ..source.clone()
         };
         if !self.write_in_child(&loaded.digest, &source).await? {
             let compile = move |this: &Compiler| {

@@ -110,22 +110,14 @@ impl Compiler {
                 ),
             ));
         }
-        let source = Source {
-            program: Bytes::new(),
-            options: Bytes::new(),
-            shape: (from.info.num_replicas, from.info.num_partitions),
-            dump: None,
-            dumped: Arc::default(),
-            spanning: true,
-        };
         let entry = Arc::new(Entry {
             info: from.info,
             executable: artifact.bytes,
             text: None,
             object: None,
         });
-        let (executable, artifact) = self.deserialize(&name, &entry, &source).await?;
-        Ok(self.keep(name, executable, &entry, source, artifact))
+        let (executable, artifact) = self.deserialize(&name, &entry, None).await?;
+        Ok(self.keep(name, executable, &entry, None, artifact))
     }
 
     /// Whether what another worker compiles runs here.

@@ -303,6 +303,14 @@ async fn the_second_time_and_elsewhere_it_is_in_the_cache() {
     ];
     // The second worker was asked for what it had only loaded before.
     assert_eq!((status[0].compiles, status[1].compiles), (1, 0));
+    // It knows by now what it is.
+    let ask = ProgramText {
+        request: 7,
+        executable: 51,
+    };
+    pair.sessions[1].send(op::Op::ProgramText(ask)).await;
+    let text = pair.sessions[1].answer(7).await.expect("a text").text;
+    assert!(text.contains("HloModule"), "{text}");
     pair.stop().await;
 }
 
