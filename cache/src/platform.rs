@@ -27,6 +27,10 @@ pub fn file_digest(path: &Path) -> io::Result<String> {
     }
 }
 
+/// The name of the fact that says into how many parts XLA divides loops. It makes another executable; one that was made for other
+/// machines runs here all the same.
+pub const CPU_PARALLELISM: &str = "cpu_parallelism";
+
 /// The parts of the key that a CPU compiler takes from the machine: instruction set and cores.
 ///
 /// XLA's CPU compiler targets the host's instruction set, and an executable that uses more of it than another machine
@@ -47,7 +51,7 @@ pub fn cpu() -> Vec<(String, String)> {
         ("cpu_arch".to_owned(), std::env::consts::ARCH.to_owned()),
         ("cpu_features".to_owned(), features.join(",")),
         (
-            "cpu_parallelism".to_owned(),
+            CPU_PARALLELISM.to_owned(),
             cores.next_power_of_two().to_string(),
         ),
     ]

@@ -1,10 +1,13 @@
 """The parts of a cluster started by hand, and what devices show of where they are."""
 
 import json
+import os
 import sys
 import urllib.error
 import urllib.request
 
+import numpy as np
+import pytest
 from conftest import CONNECT, wait_for
 from parts import parts, up
 
@@ -143,6 +146,39 @@ def page(address, path):
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
+
+
+OVER_BOTH = CONNECT + """
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+program = jax.jit(lambda x: jnp.sin(x) @ x.T)
+for devices in (jax.devices(), jax.devices()[::-1]):
+    x = jnp.arange(512.0 * 512).reshape(512, 512) % 7
+    x = jax.device_put(x, NamedSharding(Mesh(devices, "x"), P("x")))
+    print("@@" + str(float(jnp.abs(program(x)).sum())))
+"""
+# Runs a command on one CPU.
+PINNED = [
+    sys.executable, "-c",
+    "import os, sys; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); os.execvp(sys.argv[1], sys.argv[1:])",
+]  # fmt: skip
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_workers_with_more_and_fewer_cpus_run_programs_together(tmp_path):
+    with parts(tmp_path) as made:
+        made.start("manager", "resource-manager", "--slices=2")
+        manager = f"--resource_manager_address={made.addresses('manager')[0]}"
+        for slice in range(2):
+            within = PINNED if slice else ()
+            made.start(f"worker-{slice}", "worker", manager, f"--slice={slice}", "--devices_per_worker=2", within=within)
+        made.start("proxy", "proxy", manager)
+        status, output = made.run_client(["-c", OVER_BOTH], made.addresses("proxy")[0])
+        assert status == 0, output
+        # Compiled by the one with more and by the one with fewer.
+        one, other = told(output)
+        x = np.arange(512.0 * 512).reshape(512, 512) % 7
+        assert one == pytest.approx(np.abs(np.sin(x) @ x.T).sum(), rel=1e-4)
+        assert other == pytest.approx(one, rel=1e-5)
 
 
 def test_every_part_says_how_it_is(tmp_path):

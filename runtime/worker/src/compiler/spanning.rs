@@ -1,10 +1,13 @@
 //! Programs over several workers: what they are keyed on and loaded with, and getting one from the worker that compiled it.
 
-use std::sync::Arc;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use bytes::Bytes;
 use prost::Message as _;
-use waystation_cache::{Entry, Key};
+use waystation_cache::{Entry, Key, platform::CPU_PARALLELISM};
 use waystation_proto::{
     tensorflow::{StatusProto, error::Code},
     waystation::{
@@ -14,7 +17,7 @@ use waystation_proto::{
     xla::{CompileOptionsProto, ExecutableBuildOptionsProto},
 };
 
-use super::{Compiler, Loaded, loaded::Artifact, loaded::Source};
+use super::{Compiler, Loaded, loaded::Artifact};
 use crate::{counters, make::Shape, peers::Peers, status};
 
 /// What tells the key of such a program from that of one within a worker, and from that of other builds. Where its partitions
@@ -122,50 +125,76 @@ impl Compiler {
 
     /// Whether what another worker compiles runs here.
     fn check_platform(&self, header: &ExecutableHeader, address: &str) -> Result<(), StatusProto> {
-        let theirs = header
-            .platform
-            .iter()
-            .map(|fact| (fact.name.as_str(), fact.value.as_str()));
+        let theirs = header.platform.iter();
+        let theirs = theirs.map(|fact| (fact.name.as_str(), fact.value.as_str()));
         let ours = self.identity.platform.iter();
-        let ours: Vec<_> = ours
-            .map(|(name, value)| (name.as_str(), value.as_str()))
-            .collect();
-        let theirs: Vec<_> = theirs.collect();
-        if ours == theirs {
+        let ours = ours.map(|(name, value)| (name.as_str(), value.as_str()));
+        let differ = differences(ours, theirs);
+        if differ.is_empty() {
             return Ok(());
         }
-        let find = |facts: &[(&str, &str)], name: &str| {
-            let found = facts.iter().find(|(known, _)| *known == name);
-            found.map_or("nothing".to_owned(), |(_, value)| format!("{value:?}"))
-        };
-        let mut differ: Vec<_> = ours
-            .iter()
-            .chain(&theirs)
-            .map(|(name, _)| *name)
-            .filter(|name| find(&ours, name) != find(&theirs, name))
-            .collect();
-        differ.sort_unstable();
-        differ.dedup();
-        let differ = differ.iter().map(|name| {
-            format!(
-                "{name}: {} here, {} there",
-                find(&ours, name),
-                find(&theirs, name)
-            )
-        });
         Err(status::of(
             Code::FailedPrecondition,
             format!(
                 "this worker cannot run what the worker at {address} compiles, the two differ in {}",
-                differ.collect::<Vec<_>>().join("; ")
+                differ.join("; ")
             ),
         ))
     }
 }
 
+/// In what two workers differ so that one cannot run what the other compiles. Machines with more CPUs divide loops into more parts,
+/// which others run as well.
+fn differences<'a>(
+    ours: impl Iterator<Item = (&'a str, &'a str)>,
+    theirs: impl Iterator<Item = (&'a str, &'a str)>,
+) -> Vec<String> {
+    let (ours, theirs): (BTreeMap<_, _>, BTreeMap<_, _>) = (ours.collect(), theirs.collect());
+    let names: BTreeSet<&str> = ours.keys().chain(theirs.keys()).copied().collect();
+    let told = |value: Option<&&str>| {
+        value.map_or_else(|| "nothing".to_owned(), |value| format!("{value:?}"))
+    };
+    let differ = names
+        .into_iter()
+        .filter(|&name| name != CPU_PARALLELISM && ours.get(name) != theirs.get(name));
+    differ
+        .map(|name| {
+            let (here, there) = (told(ours.get(name)), told(theirs.get(name)));
+            format!("{name}: {here} here, {there} there")
+        })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn workers_may_differ_in_how_many_cpus_they_have_and_in_nothing_else() {
+        let one = [
+            ("plugin", "a"),
+            ("cpu_features", "avx"),
+            (CPU_PARALLELISM, "2"),
+        ];
+        let large = [
+            ("plugin", "a"),
+            ("cpu_features", "avx"),
+            (CPU_PARALLELISM, "64"),
+        ];
+        let other = [("plugin", "b"), ("cpu_features", "avx"), ("more", "x")];
+        let between = |ours: &[(&'static str, &'static str)], theirs: &[_]| {
+            differences(ours.iter().copied(), theirs.iter().copied())
+        };
+        assert!(between(&one, &one).is_empty());
+        assert!(between(&one, &large).is_empty() && between(&large, &one).is_empty());
+        assert_eq!(
+            between(&one, &other),
+            [
+                "more: nothing here, \"x\" there",
+                "plugin: \"a\" here, \"b\" there"
+            ]
+        );
+    }
 
     #[test]
     fn the_key_tells_widths_apart() {
