@@ -45,6 +45,8 @@ pub enum Pace {
     Even,
     /// At once, and without a part in programs that span workers.
     Alone,
+    /// At once, but executions end on the first worker only.
+    OneEnds,
     /// At once, but the first questions about compiler flags, to all together, have no answer.
     Unsure,
     /// With a small window and pauses that follow from the number.
@@ -208,17 +210,18 @@ fn info(devices: usize) -> ExecutableInfo {
     }
 }
 
-fn answer(op: op::Op, seen: &Mutex<Vec<Seen>>) -> Option<reply::Reply> {
+fn ended(watch: u64) -> reply::Reply {
+    reply::Reply::WatchDone(WatchDone {
+        watch,
+        ..Default::default()
+    })
+}
+
+fn answer(op: op::Op) -> Option<reply::Reply> {
     let compiled = |request, info| {
         reply::Reply::CompileDone(CompileDone {
             request,
             info,
-            ..Default::default()
-        })
-    };
-    let ended = |watch| {
-        reply::Reply::WatchDone(WatchDone {
-            watch,
             ..Default::default()
         })
     };
@@ -231,11 +234,6 @@ fn answer(op: op::Op, seen: &Mutex<Vec<Seen>>) -> Option<reply::Reply> {
     Some(match op {
         op::Op::Compile(op) => compiled(op.request, Some(info(op.device_ids.len()))),
         op::Op::Load(op) => compiled(op.request, None),
-        op::Op::Execute(op) => {
-            let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-            seen.push((op.launch, op.first_result));
-            return (op.watch != 0).then(|| ended(op.watch));
-        }
         op::Op::Watch(op) => ended(op.watch),
         op::Op::Read(op) if op.notify => reply::Reply::ReadDone(ReadDone {
             transfer: op.transfer,
@@ -288,10 +286,11 @@ impl Worker for NullWorker {
         let (seen, largest) = (Arc::clone(&self.seen), Arc::clone(&self.largest));
         let unsure = Arc::clone(&self.unsure);
         let (window, mut chaos) = match self.pace {
-            Pace::Even | Pace::Alone | Pace::Unsure => (64, None),
+            Pace::Even | Pace::Alone | Pace::OneEnds | Pace::Unsure => (64, None),
             // Never zero, and another one for each worker.
             Pace::Random(seed) => (4, Some((seed + 1) << 8 | u64::from(self.task + 1))),
         };
+        let ends = !matches!(self.pace, Pace::OneEnds) || self.task == 0;
         let (address, cannot_span) = match self.pace {
             Pace::Alone => ("", "it is alone"),
             _ => ("nowhere:1", ""),
@@ -325,7 +324,12 @@ impl Worker for NullWorker {
                 }
                 let answer = match op.op {
                     Some(op::Op::CheckFlags(op)) => Some(verdict(op.request, &unsure)),
-                    op => op.and_then(|op| answer(op, &seen)),
+                    Some(op::Op::Execute(op)) => {
+                        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                        seen.push((op.launch, op.first_result));
+                        (op.watch != 0 && ends).then(|| ended(op.watch))
+                    }
+                    op => op.and_then(answer),
                 };
                 let taken = (untold * 4 >= window).then(|| {
                     reply::Reply::Taken(Taken {

@@ -7,7 +7,9 @@ use std::collections::{HashMap, HashSet};
 use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 use waystation_client::{Client, Request, Response, request};
-use waystation_proto::xla::ifrt::proxy::{CheckValueReadyRequest, DestructArrayRequest};
+use waystation_proto::xla::ifrt::proxy::{
+    CheckValueReadyRequest, DestructArrayRequest, DisassembleIntoSingleDeviceArraysRequest,
+};
 use waystation_tests::null_worker::{NullWorkers, Pace};
 
 const WORKERS: u32 = 4;
@@ -115,6 +117,41 @@ async fn flags_that_nobody_could_be_asked_about_are_asked_about_again() {
     let limit = std::time::Duration::from_secs(300);
     let served = tokio::time::timeout(limit, served).await;
     served.expect("the proxy goes on");
+}
+
+/// The first worker's part of each execution ends, the second's does not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_piece_is_there_when_its_own_worker_has_it() {
+    let stop = CancellationToken::new();
+    let _ends = stop.clone().drop_guard();
+    let (_workers, proxy) = start(2, Pace::OneEnds, &stop);
+    let client = Client::connect(&proxy).await.expect("served");
+    let program = compile(&client, &[0, 1]).await;
+    let array = client.handle();
+    let stored = client.store(array, Bytes::from_static(&[0; 4])).await;
+    stored.expect("stored");
+    let made = request::make_array(array, &[1], &[0, 1], None);
+    client.call(made).await.expect("made");
+    // From the second time on the proxy foresees that the client waits.
+    for _ in 0..3 {
+        let (result, pieces) = (client.handle(), [client.handle(), client.handle()]);
+        let execute = request::execute(program, &[array], &[result], 1);
+        client.call(execute).await.expect("sent");
+        let split = DisassembleIntoSingleDeviceArraysRequest {
+            array_handle: result,
+            result_handles: pieces.to_vec(),
+            ..Default::default()
+        };
+        let split = Request::DisassembleIntoSingleDeviceArraysRequest(split);
+        client.call(split).await.expect("split");
+        let ready = CheckValueReadyRequest {
+            value_handles: vec![pieces[0]],
+        };
+        let ready = client.call(Request::CheckValueReadyRequest(ready));
+        let limit = std::time::Duration::from_secs(60);
+        let ready = tokio::time::timeout(limit, ready).await;
+        ready.expect("it waits for the other one").expect("ready");
+    }
 }
 
 /// Reversed order on two workers would let two launches wait for each other.

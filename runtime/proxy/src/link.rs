@@ -301,7 +301,10 @@ impl Link {
                 pending.waiting.insert(id, sender);
             }
         }
-        Answer { receiver }
+        Answer {
+            receiver,
+            process: self.wire.process,
+        }
     }
 
     /// The worker's number among those of programs that span workers.
@@ -390,10 +393,17 @@ impl Link {
 /// An answer on its way.
 #[derive(Debug)]
 pub(crate) struct Answer {
+    /// The worker's number.
+    process: u32,
     receiver: oneshot::Receiver<Result<reply::Reply, Status>>,
 }
 
 impl Answer {
+    /// Whether it comes over the link's connection.
+    pub(crate) fn is_from(&self, link: &Link) -> bool {
+        self.process == link.wire.process
+    }
+
     /// Waits for it. Cancel-safe: a dropped wait loses only the answer.
     pub(crate) async fn wait(self) -> Result<reply::Reply, Status> {
         self.receiver
@@ -427,7 +437,10 @@ mod tests {
                 let (sender, receiver) = oneshot::channel();
                 let good = reply::Reply::Answer(Default::default());
                 let _ = sender.send(status.clone().map_or(Ok(good), Err));
-                Answer { receiver }
+                Answer {
+                    process: 0,
+                    receiver,
+                }
             };
             statuses.iter().map(answer).collect::<Vec<_>>()
         };

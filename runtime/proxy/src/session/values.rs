@@ -86,7 +86,11 @@ impl Session {
         let since = Instant::now();
         let counters = Arc::clone(&self.shared.counters);
         let ready = match self.foresight.waits(&watched.at_workers()) {
-            Some(ends) => Either::Left(link::all(ends)),
+            Some(mut ends) => {
+                // A piece is there when its worker's part has ended.
+                ends.retain(|end| watched.by_link.iter().any(|(link, _)| end.is_from(link)));
+                Either::Left(link::all(ends))
+            }
             None => Either::Right(self.watch(watched).await),
         };
         Ok(Outcome::Later(Box::pin(async move {
