@@ -17,12 +17,12 @@ class Parts:
         self.environment = {**base_environment(), **(environment or {})}
         self.running = {}
 
-    def start(self, name, command, *flags, port=0, bind="127.0.0.1", environment=None, within=()):
+    def start(self, name, command, *flags, port=0, bind="127.0.0.1", environment=None, within=(), binary=BINARY):
         """Starts a part, on a free port if none is named, by way of the command `within`; gives its process."""
         self._ready(name).unlink(missing_ok=True)
         with open(self._log(name), "ab") as log:
             self.running[name] = subprocess.Popen(
-                [*within, BINARY, command, f"--bind_address={bind}", f"--server_port={port}", f"--ready_file={self._ready(name)}", *flags],
+                [*within, binary, command, f"--bind_address={bind}", f"--server_port={port}", f"--ready_file={self._ready(name)}", *flags],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder,
                 env={**self.environment, **(environment or {})},
             )  # fmt: skip

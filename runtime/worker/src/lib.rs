@@ -24,6 +24,7 @@ mod dispatch;
 mod dtype;
 mod dump;
 mod error;
+pub mod fault;
 mod geometry;
 mod heap;
 mod hlo;

@@ -7,7 +7,7 @@ use std::{
 
 use waystation_pjrt::{Client, OptionValue, Plugin};
 
-use crate::{collective::Collective, error::Error, linalg};
+use crate::{error::Error, fault, linalg};
 
 /// What to open.
 #[derive(Debug, Clone)]
@@ -82,6 +82,6 @@ fn take_collectives(plugin: &Arc<Plugin>, client: &Client) -> Result<(), String>
         ));
     }
     plugin
-        .register_async_ffi::<Collective>(waystation_collectives::TARGET, "Host")
+        .register_async_ffi::<fault::Collective>(waystation_collectives::TARGET, "Host")
         .map_err(|error| error.to_string())
 }

@@ -104,6 +104,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         )));
     }
     flag_files::take_in()?;
+    arm_fault_point()?;
     let mut args = args;
     let mut simulated = None;
     if args.role.simulate.is_some() {
@@ -180,6 +181,15 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         let served = waystation_worker::serve(config, stop).await;
         served.map_err(|error| Failure::because("the worker failed", &error))
     })
+}
+
+/// Tests have a worker end where they like, in builds that are made for it.
+fn arm_fault_point() -> Result<(), Failure> {
+    #[cfg(any(debug_assertions, feature = "fault-points"))]
+    if let Ok(point) = std::env::var("WAYSTATION_FAULT") {
+        waystation_worker::fault::arm(&point).map_err(Failure::usage)?;
+    }
+    Ok(())
 }
 
 /// What libtpu is to find in the environment and does not, by what the resource manager was told of the slices.
