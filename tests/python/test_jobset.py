@@ -8,6 +8,7 @@ the double, and names lead into networks of this test's own.
 import importlib.resources
 import json
 import os
+import re
 import string
 
 import gcs
@@ -15,7 +16,7 @@ import pytest
 import yaml
 from conftest import CLIENTS, CONNECT, wait_for
 from pathwaysutils.experimental.gke import jobset
-from pods import Cluster, Image, jobs_of
+from pods import DEPLOY, Cluster, Image, jobs_of
 from test_parts import told
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a pod's network takes root")
@@ -168,3 +169,10 @@ def test_clients_of_a_shared_service_get_slices_of_their_own(tmp_path):
         assert ids[0] == ids[1]
     finally:
         cluster.stop()
+
+
+def test_images_are_of_one_debian_release():
+    """The program is linked against the libc of the image that compiles it, and runs in the others."""
+    bases = [base for name in IMAGES.values() for base in re.findall(r"^FROM (\S+)", (DEPLOY / f"{name}.Containerfile").read_text(), re.M)]
+    assert len(bases) == 5, bases
+    assert all("bookworm" in base for base in bases), bases
