@@ -18,6 +18,7 @@ RUNS = [
     ("linalg", 1, 8),
     ("persistence", 1, 8),
     ("resharding", 1, 8),
+    ("replicas", 1, 8),
     ("devices", 2, 4),
     ("arrays", 2, 4),
     ("programs", 2, 4),
@@ -25,6 +26,7 @@ RUNS = [
     ("training", 2, 4),
     ("spanning", 2, 4),
     ("collectives", 2, 4),
+    ("replicas", 2, 4),
     ("resharding", 2, 4),
     ("persistence", 2, 4),
 ]

@@ -10,9 +10,9 @@ pub const TARGET: &str = "waystation_collective";
 
 /// The number of this form of custom calls and of the rewrite that makes them. It is part of the cache key of rewritten programs,
 /// so another one is due with every change of what either means.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
-/// The most partitions that a program may have here.
+/// The most partitions that a program may have here, those of all its replicas.
 pub const MOST_PARTITIONS: u32 = 1 << 16;
 
 /// The most operands or results of one collective.
@@ -65,9 +65,9 @@ numbered! {
         Permute = 5, "collective-permute";
         /// From a group's first member to all of it; zeros outside of the groups.
         Broadcast = 6, "collective-broadcast";
-        /// The partition's own number.
+        /// The partition's own number in its replica.
         PartitionId = 7, "partition-id";
-        /// Zero: programs here have one replica.
+        /// The number of the partition's replica.
         ReplicaId = 8, "replica-id";
     }
 }
@@ -142,7 +142,8 @@ pub struct Op {
     pub number: u32,
     /// What it does.
     pub kind: Kind,
-    /// Partitions that act together, in order. Of a permute: pairs of source and target.
+    /// Partitions that act together, in order. They are numbered through all replicas, replica by replica. Of a permute: pairs
+    /// of source and target. Of what asks for a number: the partitions of each replica, and nothing where there is one.
     pub groups: Vec<Vec<u32>>,
     /// How it reduces, if it does.
     pub reduction: Option<Reduction>,

@@ -2,8 +2,8 @@
 //!
 //! XLA has partitioned and optimized the program for all partitions and has generated no code yet. [`rewrite`] takes the
 //! `xla.HloModuleProto` of this moment and puts a typed custom call in the place of each collective, and of what asks for
-//! the partition's number. What comes out runs on one device and knows only numbers of partitions, so that one
-//! executable serves every worker, wherever the partitions lie.
+//! the partition's or the replica's number. What comes out runs on one device and knows only numbers of partitions, which count
+//! those of all replicas, replica by replica; so one executable serves every worker, wherever they lie.
 //!
 //! It works on the bytes as they are on the wire: instructions that are none of these are copied as they came, with
 //! every field that we do not know. Bytes that make no module are refused, never believed: nothing here panics, and no
@@ -21,6 +21,7 @@ mod tests;
 mod wire;
 
 use crate::op::{Kind, MOST_PARTITIONS};
+use groups::Grid;
 use instruction::{Instruction, Parts};
 use std::collections::{HashMap, HashSet};
 use wire::{fields, put_bytes};
@@ -38,9 +39,6 @@ pub enum Refusal {
     /// A number of partitions that is not served.
     #[error("{0} partitions, of which 1 to {MOST_PARTITIONS} are served")]
     Partitions(u32),
-    /// A collective among replicas.
-    #[error("{0} among replicas; only those among partitions run between workers")]
-    Replicas(String),
     /// A collective in two instructions, of which one starts and the other waits.
     #[error("{0}, which is asynchronous, does not run between workers")]
     Asynchronous(String),
@@ -113,16 +111,18 @@ const UNSERVED: &[&str] = &[
     "partial-all-reduce",
 ];
 
-/// Replaces the collectives of `module` (an `xla.HloModuleProto`), a program of `partitions` partitions and one replica.
+/// Replaces the collectives of `module` (an `xla.HloModuleProto`), a program of `replicas` replicas of `partitions` partitions.
 /// `None` if it has none.
 ///
 /// # Errors
 ///
 /// A [`Refusal`] if the module is none, or has communication that cannot be replaced.
-pub fn rewrite(module: &[u8], partitions: u32) -> Result<Option<Rewritten>, Refusal> {
-    if !(1..=MOST_PARTITIONS).contains(&partitions) {
-        return Err(Refusal::Partitions(partitions));
-    }
+pub fn rewrite(
+    module: &[u8],
+    replicas: u32,
+    partitions: u32,
+) -> Result<Option<Rewritten>, Refusal> {
+    let grid = Grid::new(replicas, partitions)?;
     let mut computations = Vec::new();
     for field in fields(module) {
         let field = field?;
@@ -148,7 +148,7 @@ pub fn rewrite(module: &[u8], partitions: u32) -> Result<Option<Rewritten>, Refu
             continue;
         };
         let message = field.bytes()?;
-        let inside = replace(message, changed, &by_id, partitions, &mut kinds)?;
+        let inside = replace(message, changed, &by_id, grid, &mut kinds)?;
         growth = growth.saturating_add(inside.len().saturating_sub(message.len()));
         if growth > MOST_GROWTH {
             return Err(Refusal::Growth);
@@ -202,7 +202,7 @@ fn replace(
     message: &[u8],
     computation: &Computation<'_>,
     by_id: &HashMap<i64, &Computation<'_>>,
-    partitions: u32,
+    grid: Grid,
     kinds: &mut Vec<Kind>,
 ) -> Result<Vec<u8>, Refusal> {
     let shapes: HashMap<i64, &[u8]> = computation
@@ -229,7 +229,7 @@ fn replace(
             .and_then(|id| by_id.get(id))
             .map(|each| (each.root, each.instructions.as_slice()));
         let parts = Parts::new(instruction, kind)?;
-        let op = parts.op(number, &shapes, reducer, partitions)?;
+        let op = parts.op(number, &shapes, reducer, grid)?;
         kinds.push(op.kind);
         put_bytes(&mut out, 2, &parts.custom_call(&op)?);
         if out.len() > message.len().saturating_add(MOST_GROWTH) {

@@ -60,15 +60,15 @@ pub(crate) fn make(
     })
 }
 
-/// Compiles a program over several workers: on a client of as many devices as it has partitions, with its collectives becoming
-/// calls of our target. What comes out runs a partition on any one device. Blocks.
+/// Compiles a program over several workers: on a client of as many devices as it has partitions in all replicas, with its
+/// collectives becoming calls of our target. What comes out runs a partition on any one device. Blocks.
 pub(crate) fn make_spanning(
     wide: &Wide,
     program: &[u8],
     options: &[u8],
     shape: Shape,
 ) -> Result<Made, StatusProto> {
-    let client = wide.client(shape.1)?;
+    let client = wide.client(shape)?;
     let begun = Instant::now();
     // What is serialized says of itself that it has one partition, so all that concerns the whole is taken from here.
     let mut module = Vec::new();
@@ -101,14 +101,9 @@ pub(crate) fn compile_spanning(
     mut see: impl FnMut(&[u8]),
 ) -> Result<LoadedExecutable, StatusProto> {
     let (replicas, partitions) = shape;
-    if replicas != 1 {
-        return Err(status::unimplemented(format!(
-            "a program of {replicas} replicas over several workers; only partitions are served there"
-        )));
-    }
     let change = |module: &[u8]| {
         see(module);
-        let rewritten = rewrite(module, partitions).map_err(|refusal| {
+        let rewritten = rewrite(module, replicas, partitions).map_err(|refusal| {
             Failure::new(waystation_pjrt::Code::Unimplemented, refusal.to_string())
         })?;
         Ok(rewritten.map(|rewritten| rewritten.module))

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use waystation_pjrt::{Client, OptionValue, Plugin};
 use waystation_proto::tensorflow::StatusProto;
 
-use crate::status;
+use crate::{make::Shape, status};
 
 /// The CPU plugin's option for the number of devices.
 const COUNT: &str = "cpu_device_count";
@@ -38,13 +38,17 @@ impl Wide {
         }
     }
 
-    /// A client of so many devices. Blocks while it is made.
-    pub(crate) fn client(&self, devices: u32) -> Result<Client, StatusProto> {
-        if devices > MOST_DEVICES {
+    /// A client of as many devices as a program has partitions in all replicas. Blocks while it is made.
+    pub(crate) fn client(&self, (replicas, partitions): Shape) -> Result<Client, StatusProto> {
+        let devices = replicas
+            .checked_mul(partitions)
+            .filter(|devices| *devices <= MOST_DEVICES);
+        let Some(devices) = devices else {
             return Err(status::unimplemented(format!(
-                "a program over several workers with {devices} partitions; at most {MOST_DEVICES} are served"
+                "a program over several workers with {replicas} replicas of {partitions} partitions; at most {MOST_DEVICES} in all are \
+                 served"
             )));
-        }
+        };
         if let Some((width, client)) = &*self.last()
             && *width == devices
         {

@@ -54,11 +54,8 @@ pub(super) fn plan(op: &Op, partition: u32, sizes: &Sizes<'_>) -> Result<Vec<Ste
         Kind::PartitionId | Kind::ReplicaId => match sizes.outputs {
             [4] => vec![Step::Number {
                 output: 0,
-                value: if op.kind == Kind::PartitionId {
-                    partition
-                } else {
-                    0
-                },
+                value: number(op, partition)
+                    .ok_or_else(|| wrong(op, "the partition is in no replica"))?,
             }],
             _ => return Err(wrong(op, "one result of four bytes is wanted")),
         },
@@ -71,6 +68,18 @@ pub(super) fn plan(op: &Op, partition: u32, sizes: &Sizes<'_>) -> Result<Vec<Ste
     };
     check(op, &steps, sizes)?;
     Ok(steps)
+}
+
+/// What a partition is told that asks for its own number, or for that of its replica.
+fn number(op: &Op, partition: u32) -> Option<u32> {
+    let of_replica = op.kind == Kind::ReplicaId;
+    if op.groups.is_empty() {
+        return Some(if of_replica { 0 } else { partition });
+    }
+    let place = |group: &Vec<u32>| group.iter().position(|each| *each == partition);
+    let mut places = op.groups.iter().map(place).enumerate();
+    let (replica, place) = places.find_map(|(replica, place)| Some((replica, place?)))?;
+    u32::try_from(if of_replica { replica } else { place }).ok()
 }
 
 /// Every step lies within its memory. The sizes come from a program, which may be anybody's.

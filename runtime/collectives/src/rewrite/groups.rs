@@ -1,4 +1,4 @@
-//! Which partitions act together: the four ways in which XLA writes it.
+//! Which partitions act together: the four ways in which XLA writes it, and the four in which it means it.
 
 use super::Refusal;
 use super::wire::fields;
@@ -7,6 +7,89 @@ use crate::op::MOST_PARTITIONS;
 type Groups = Vec<Vec<u32>>;
 
 const MALFORMED: Refusal = Refusal::Groups("that do not fit each other");
+
+/// The partitions of a program: those of all replicas, numbered replica by replica.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Grid {
+    replicas: u32,
+    partitions: u32,
+}
+
+/// What the numbers in an instruction's groups are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// Replicas; each partition acts with the same ones of others.
+    Replicas,
+    /// Partitions; each replica acts by itself.
+    Partitions,
+    /// Replicas, each with all its partitions.
+    Whole,
+    /// Partitions, numbered through all replicas.
+    Flat,
+}
+
+impl Grid {
+    /// # Errors
+    /// [`Refusal::Partitions`] for none or too many.
+    pub(super) fn new(replicas: u32, partitions: u32) -> Result<Self, Refusal> {
+        let grid = Self {
+            replicas,
+            partitions,
+        };
+        let all = replicas.checked_mul(partitions);
+        match all.filter(|all| (1..=MOST_PARTITIONS).contains(all)) {
+            Some(_) => Ok(grid),
+            None => Err(Refusal::Partitions(replicas.saturating_mul(partitions))),
+        }
+    }
+
+    /// The partitions of each replica; none where there is one replica.
+    pub(super) fn by_replica(self) -> Groups {
+        if self.replicas == 1 {
+            return Vec::new();
+        }
+        let all = (0..self.partitions).collect();
+        self.expand(vec![all], Mode::Partitions)
+    }
+
+    /// How many there are of what a mode's groups name.
+    pub(super) fn limit(self, mode: Mode) -> u32 {
+        match mode {
+            Mode::Replicas | Mode::Whole => self.replicas,
+            Mode::Partitions => self.partitions,
+            // Bounded when the grid was made.
+            Mode::Flat => self.replicas * self.partitions,
+        }
+    }
+
+    /// Groups as they are written, of numbers below the mode's limit, by the numbers of all partitions.
+    pub(super) fn expand(self, groups: Groups, mode: Mode) -> Groups {
+        let number = |replica: u32, partition: u32| replica * self.partitions + partition;
+        let each = |count: u32, number: &dyn Fn(u32, u32) -> u32| {
+            groups
+                .iter()
+                .flat_map(|group| (0..count).map(move |other| (group, other)))
+                .map(|(group, other)| group.iter().map(|id| number(*id, other)).collect())
+                .collect()
+        };
+        match mode {
+            Mode::Flat => groups,
+            Mode::Replicas => each(self.partitions, &number),
+            Mode::Partitions => each(self.replicas, &|partition, replica| {
+                number(replica, partition)
+            }),
+            Mode::Whole => groups
+                .iter()
+                .map(|group| {
+                    let replicas = group.iter();
+                    replicas
+                        .flat_map(|id| (0..self.partitions).map(|each| number(*id, each)))
+                        .collect()
+                })
+                .collect(),
+        }
+    }
+}
 
 /// How the groups of one instruction are written.
 #[derive(Default)]
@@ -34,8 +117,8 @@ impl<'a> Written<'a> {
         Ok(())
     }
 
-    /// The groups; empty where none are written, which means all partitions.
-    pub(super) fn groups(&self, partitions: u32) -> Result<Groups, Refusal> {
+    /// The groups, of numbers below `limit`; empty where none are written, which means all.
+    pub(super) fn groups(&self, limit: u32) -> Result<Groups, Refusal> {
         // The later ones came to be instead of the earlier ones, which old readers may still find beside them.
         let groups = if let Some(mesh) = self.mesh {
             of_mesh(mesh)?
@@ -60,7 +143,7 @@ impl<'a> Written<'a> {
         if groups.iter().all(Vec::is_empty) {
             return Ok(Vec::new());
         }
-        distinct(groups.iter().flatten().copied(), partitions)?;
+        distinct(groups.iter().flatten().copied(), limit)?;
         if groups.iter().any(Vec::is_empty) {
             return Err(Refusal::Groups("of which one is empty"));
         }
@@ -68,9 +151,9 @@ impl<'a> Written<'a> {
     }
 }
 
-/// Checks that each id is below `partitions` and comes once.
-pub(super) fn distinct(ids: impl Iterator<Item = u32>, partitions: u32) -> Result<(), Refusal> {
-    let mut seen = vec![false; partitions as usize];
+/// Checks that each id is below `limit` and comes once.
+pub(super) fn distinct(ids: impl Iterator<Item = u32>, limit: u32) -> Result<(), Refusal> {
+    let mut seen = vec![false; limit as usize];
     for id in ids {
         match seen.get_mut(id as usize) {
             None => return Err(Refusal::Groups("of partitions that the program has not")),
@@ -420,6 +503,35 @@ mod tests {
             read(&message(93, &[mesh, turned].concat()), 4),
             Ok(vec![vec![0, 2, 1, 3]])
         );
+    }
+
+    #[test]
+    fn groups_mean_replicas_or_partitions_or_both() {
+        let grid = Grid::new(2, 3).expect("six");
+        let pairs = vec![vec![1, 0]];
+        assert_eq!(
+            grid.expand(pairs.clone(), Mode::Replicas),
+            [[3, 0], [4, 1], [5, 2]]
+        );
+        assert_eq!(
+            grid.expand(vec![vec![2, 0], vec![1]], Mode::Partitions),
+            [vec![2, 0], vec![5, 3], vec![1], vec![4]]
+        );
+        assert_eq!(
+            grid.expand(pairs.clone(), Mode::Whole),
+            [[3, 4, 5, 0, 1, 2]]
+        );
+        assert_eq!(grid.expand(pairs.clone(), Mode::Flat), pairs);
+        assert_eq!(grid.by_replica(), [[0, 1, 2], [3, 4, 5]]);
+        assert_eq!(grid.limit(Mode::Flat), 6);
+        assert_eq!(
+            (grid.limit(Mode::Whole), grid.limit(Mode::Partitions)),
+            (2, 3)
+        );
+        assert!(Grid::new(1, 3).expect("three").by_replica().is_empty());
+        for (replicas, partitions) in [(0, 1), (1, 0), (1 << 16, 2), (1 << 31, 1 << 31)] {
+            Grid::new(replicas, partitions).expect_err("none, or too many");
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! One instruction: what it says, and the custom call that takes its place.
 
 use super::Refusal;
-use super::groups::{Written, distinct};
+use super::groups::{Grid, Mode, Written, distinct};
 use super::shape::{Array, arrays};
 use super::wire::{fields, put_bytes, put_int};
 use crate::op::{Kind, MOST_BUFFERS, Op, Operand, Reduction, TARGET};
@@ -125,38 +125,42 @@ impl<'a> Parts<'a> {
         Refusal::Operands(self.name())
     }
 
-    /// The groups that act together, and none where that means nothing.
-    fn members(&self, partitions: u32) -> Result<Vec<Vec<u32>>, Refusal> {
-        if !self.kind.communicates() {
-            return Ok(Vec::new());
-        }
-        if !self.channel {
-            return Err(Refusal::Replicas(self.name()));
-        }
-        if self.kind == Kind::Permute {
-            distinct(self.pairs.iter().map(|pair| pair[0]), partitions)?;
-            distinct(self.pairs.iter().map(|pair| pair[1]), partitions)?;
-            return Ok(self.pairs.clone());
-        }
-        let all = || vec![(0..partitions).collect::<Vec<u32>>()];
-        let groups = self.groups.groups(partitions)?;
-        // With a channel, these name partitions only if they say so; else replicas, each with all of its partitions.
-        let by_replica = matches!(
+    /// What the instruction's groups, or its pairs, are numbers of.
+    fn mode(&self) -> Result<Mode, Refusal> {
+        let says = matches!(
             self.kind,
             Kind::AllReduce | Kind::AllGather | Kind::ReduceScatter
-        ) && !self.global;
-        if by_replica && groups.iter().flatten().any(|replica| *replica != 0) {
-            return Err(Refusal::Replicas(self.name()));
+        );
+        match (self.channel, self.global) {
+            (false, false) => Ok(Mode::Replicas),
+            (false, true) => Err(Refusal::Groups("of which it is not said what they number")),
+            (true, true) => Ok(Mode::Flat),
+            (true, false) if says => Ok(Mode::Whole),
+            (true, false) => Ok(Mode::Partitions),
         }
-        if by_replica || groups.is_empty() {
-            return Ok(all());
+    }
+
+    /// The partitions that act together. Of what does not communicate, those of each replica.
+    fn members(&self, grid: Grid) -> Result<Vec<Vec<u32>>, Refusal> {
+        if !self.kind.communicates() {
+            return Ok(grid.by_replica());
         }
-        if self.kind != Kind::Broadcast
-            && groups.iter().map(Vec::len).sum::<usize>() != partitions as usize
+        let mode = self.mode()?;
+        let limit = grid.limit(mode);
+        if self.kind == Kind::Permute {
+            distinct(self.pairs.iter().map(|pair| pair[0]), limit)?;
+            distinct(self.pairs.iter().map(|pair| pair[1]), limit)?;
+            return Ok(grid.expand(self.pairs.clone(), mode));
+        }
+        let mut groups = self.groups.groups(limit)?;
+        if groups.is_empty() {
+            groups = vec![(0..limit).collect()];
+        } else if self.kind != Kind::Broadcast
+            && groups.iter().map(Vec::len).sum::<usize>() != limit as usize
         {
             return Err(Refusal::Groups("that leave partitions out"));
         }
-        Ok(groups)
+        Ok(grid.expand(groups, mode))
     }
 
     /// The collective, with `shapes` being those of the instructions around it.
@@ -165,9 +169,9 @@ impl<'a> Parts<'a> {
         number: u32,
         shapes: &HashMap<i64, &[u8]>,
         reducer: Option<(i64, &[Instruction<'_>])>,
-        partitions: u32,
+        grid: Grid,
     ) -> Result<Op, Refusal> {
-        let groups = self.members(partitions)?;
+        let groups = self.members(grid)?;
         if self.instruction.operands.len() > MOST_BUFFERS {
             return Err(self.misfit());
         }

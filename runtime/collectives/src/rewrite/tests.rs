@@ -157,7 +157,7 @@ fn op_of(module: &[u8]) -> Op {
 }
 
 fn rewritten(module: &[u8]) -> Rewritten {
-    rewrite(module, 4)
+    rewrite(module, 1, 4)
         .expect("it is taken")
         .expect("it has a collective")
 }
@@ -216,7 +216,7 @@ fn a_collective_becomes_a_custom_call_and_all_else_stays() {
     };
     assert_eq!(outside(&before), outside(&after.module));
     // Nothing is left to do.
-    assert_eq!(rewrite(&after.module, 4), Ok(None));
+    assert_eq!(rewrite(&after.module, 1, 4), Ok(None));
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn packed_elements_count_as_they_lie() {
         let collective = instruction(2, "collective-broadcast", array, &[1])
             .int(26, 1)
             .put(49, Message::default().ints(1, &[2, 0]));
-        rewrite(&module(array, &collective), 4)
+        rewrite(&module(array, &collective), 1, 4)
     };
     let op = op_of(&broadcast(&packed(7)).expect("taken").expect("one").module);
     assert_eq!(op.operands[0].bytes, 4);
@@ -272,11 +272,11 @@ fn packed_elements_count_as_they_lie() {
         .int(26, 1)
         .int(71, 1);
     assert!(matches!(
-        rewrite(&module(&packed(7), &gather), 4),
+        rewrite(&module(&packed(7), &gather), 1, 4),
         Err(Refusal::Shape(_))
     ));
     assert!(matches!(
-        rewrite(&module(&packed(8), &all_reduce(&packed(8))), 4),
+        rewrite(&module(&packed(8), &all_reduce(&packed(8))), 1, 4),
         Err(Refusal::Shape(_))
     ));
 }
@@ -316,15 +316,55 @@ fn pairs_tuples_and_numbers() {
     );
 }
 
+/// Two replicas of three partitions, in each of XLA's ways to say who acts together.
+#[test]
+fn replicas_and_partitions_are_told_apart() {
+    let array = shape(11, &[4], &[0]);
+    let op = |collective: &Message| {
+        let after = rewrite(&module(&array, collective), 2, 3).expect("it is taken");
+        op_of(&after.expect("it has a collective").module)
+    };
+    let reduce = || instruction(2, "all-reduce", &array, &[1]).int(38, 100);
+    let group = |ids: &[u64]| Message::default().ints(1, ids);
+    // Without a channel: of replicas.
+    assert_eq!(op(&reduce()).groups, [[0, 3], [1, 4], [2, 5]]);
+    let alone = reduce().put(49, group(&[1])).put(49, group(&[0]));
+    assert_eq!(op(&alone).groups, [[3], [4], [5], [0], [1], [2]]);
+    // With one: of replicas with all their partitions, unless it says that the numbers are flat.
+    let whole = reduce().int(26, 1);
+    assert_eq!(op(&whole).groups, [[0, 1, 2, 3, 4, 5]]);
+    let whole = whole.put(49, group(&[1])).put(49, group(&[0]));
+    assert_eq!(op(&whole).groups, [[3, 4, 5], [0, 1, 2]]);
+    let flat = reduce().int(26, 1).int(71, 1);
+    let flat = flat.put(49, group(&[5, 0])).put(49, group(&[1, 2, 3, 4]));
+    assert_eq!(op(&flat).groups, [vec![5, 0], vec![1, 2, 3, 4]]);
+    // What cannot say so is among partitions.
+    let pair = Message::default().int(1, 2).int(2, 0);
+    let permute = |channel: u64| {
+        let permute = instruction(2, "collective-permute", &array, &[1]);
+        permute.int(26, channel).put(52, &pair)
+    };
+    assert_eq!(op(&permute(1)).groups, [[2, 0], [5, 3]]);
+    // There is no replica 2.
+    rewrite(&module(&array, &permute(0)), 2, 3).expect_err("refused");
+    let of_partitions = rewrite(&module(&array, &permute(0)), 3, 2);
+    let of_partitions = op_of(&of_partitions.expect("it is taken").expect("one").module);
+    assert_eq!(of_partitions.groups, [[4, 0], [5, 1]]);
+    let broadcast = instruction(2, "collective-broadcast", &array, &[1]).int(26, 1);
+    let broadcast = broadcast.put(49, group(&[1, 2]));
+    assert_eq!(op(&broadcast).groups, [[1, 2], [4, 5]]);
+    for opcode in ["partition-id", "replica-id"] {
+        let number = instruction(2, opcode, &shape(8, &[], &[]), &[]);
+        assert_eq!(op(&number).groups, [[0, 1, 2], [3, 4, 5]]);
+    }
+}
+
 #[test]
 fn what_cannot_be_replaced_is_refused_by_name() {
     let array = shape(11, &[4], &[0]);
-    let refused = |collective: &Message| rewrite(&module(&array, collective), 4).expect_err("no");
+    let refused =
+        |collective: &Message| rewrite(&module(&array, collective), 1, 4).expect_err("no");
     let plain = |opcode: &str| instruction(2, opcode, &array, &[1]);
-    assert!(matches!(
-        refused(&plain("all-reduce")),
-        Refusal::Replicas(_)
-    ));
     assert!(matches!(
         refused(&plain("all-reduce-start").int(26, 1)),
         Refusal::Asynchronous(_)
@@ -342,14 +382,17 @@ fn what_cannot_be_replaced_is_refused_by_name() {
         .int(26, 1)
         .int(38, 100)
         .put(49, Message::default().ints(1, &[0, 1]));
-    assert!(matches!(refused(&of_replicas), Refusal::Replicas(_)));
+    assert!(matches!(refused(&of_replicas), Refusal::Groups(_)));
+    // Flat numbers without a channel are nothing that XLA knows.
+    let of_nothing = plain("all-reduce").int(38, 100).int(71, 1);
+    assert!(matches!(refused(&of_nothing), Refusal::Groups(_)));
     let with_reducer = |reducer: Message| {
         let entry = computation_of(
             1,
             2,
             &[instruction(1, "parameter", &array, &[]), all_reduce(&array)],
         );
-        rewrite(&module_of(&[reducer, entry]), 4)
+        rewrite(&module_of(&[reducer, entry]), 1, 4)
     };
     assert!(matches!(
         with_reducer(reducer("subtract")),
@@ -387,16 +430,20 @@ fn what_cannot_be_replaced_is_refused_by_name() {
         computation_of(1, 3, &[instruction(3, "fusion", &array, &[]).int(38, 7)]),
     ]);
     assert!(matches!(
-        rewrite(&inside, 4),
+        rewrite(&inside, 1, 4),
         Err(Refusal::Inside(_, "a fusion"))
     ));
     for partitions in [0, MOST_PARTITIONS + 1] {
         assert_eq!(
-            rewrite(&inside, partitions),
+            rewrite(&inside, 1, partitions),
             Err(Refusal::Partitions(partitions))
         );
     }
-    assert_eq!(rewrite(&[], 4), Ok(None));
+    assert_eq!(
+        rewrite(&inside, 1 << 9, 1 << 8),
+        Err(Refusal::Partitions(1 << 17))
+    );
+    assert_eq!(rewrite(&[], 1, 4), Ok(None));
 }
 
 proptest! {
@@ -411,7 +458,7 @@ proptest! {
         cut in any::<prop::sample::Index>(),
         twice in any::<bool>(),
     ) {
-        let _ = rewrite(&noise, 4);
+        let _ = rewrite(&noise, 2, 2);
         let array = shape(11, &[3, 5], &[1, 0]);
         let mut bytes = module(&array, &all_reduce(&array));
         for (index, value) in changes {
@@ -427,8 +474,10 @@ proptest! {
                 bytes.truncate(len);
             }
         }
-        if let Ok(Some(after)) = rewrite(&bytes, 4) {
-            prop_assert!(after.module.len() < bytes.len() + 4096);
+        for replicas in [1, 4] {
+            if let Ok(Some(after)) = rewrite(&bytes, replicas, 4 / replicas) {
+                prop_assert!(after.module.len() < bytes.len() + 4096);
+            }
         }
     }
 }

@@ -71,7 +71,7 @@ pub(crate) fn hooked(client: &Client, text: &str, partitions: u32) -> Result<Art
         "mlir",
         &options.encode_to_vec(),
         |module| {
-            let rewritten = rewrite::rewrite(module, partitions)
+            let rewritten = rewrite::rewrite(module, 1, partitions)
                 .map_err(|refusal| Failure::new(Code::Unimplemented, refusal.to_string()))?;
             Ok(rewritten.map(|rewritten| {
                 kinds = rewritten.kinds;

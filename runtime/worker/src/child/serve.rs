@@ -141,7 +141,7 @@ impl Child {
         };
         let shape = (job.num_replicas, job.num_partitions);
         if job.discard && job.spanning {
-            let client = wide.client(job.num_partitions)?;
+            let client = wide.client(shape)?;
             make::compile_spanning(&client, &job.program, &job.options, shape, |_| ())?;
             return Ok(Done::default());
         }

@@ -30,7 +30,7 @@ impl Compiler {
             let compile = move |this: &Compiler| {
                 let (program, options) = (&source.program, &source.options);
                 if source.spanning {
-                    let client = this.wide.client(source.shape.1)?;
+                    let client = this.wide.client(source.shape)?;
                     return make::compile_spanning(&client, program, options, source.shape, |_| ())
                         .map(drop);
                 }

@@ -19,7 +19,7 @@ use waystation_stablehlo::signature::{self, ElementType, Signature, ValueType};
 
 use super::{
     Error, cost,
-    sharding::{flatten, tiles},
+    sharding::{flatten, over_replicas, tiles},
 };
 
 /// What only the plugin knows of an executable.
@@ -97,16 +97,11 @@ fn describe_module(
     let parameter_shardings = shardings(
         &module.spmd_parameters_shardings,
         shapes.parameters.len(),
-        facts.num_partitions,
+        facts,
         "parameters",
     )?;
     let output = module.spmd_output_sharding.as_slice();
-    let result_shardings = shardings(
-        output,
-        shapes.results.len(),
-        facts.num_partitions,
-        "results",
-    )?;
+    let result_shardings = shardings(output, shapes.results.len(), facts, "results")?;
 
     let parameters = shapes
         .parameters
@@ -212,19 +207,25 @@ fn signature_of(program: &[u8], shapes: &Shapes, module: &str) -> Option<Signatu
     Some(signature)
 }
 
-/// One sharding a value. Unpartitioned programs have none, and neither have values that a module says nothing of: the empty
+/// One sharding a value, over the devices of all replicas. Unpartitioned programs have none, and neither have values that a module says nothing of: the empty
 /// sharding, which is replication.
 fn shardings(
     given: &[OpSharding],
     count: usize,
-    num_partitions: u32,
+    facts: &PluginFacts,
     what: &'static str,
 ) -> Result<Vec<OpSharding>, Error> {
+    let (replicas, partitions) = (facts.num_replicas, facts.num_partitions);
     let replicated = || vec![OpSharding::default(); count];
-    if num_partitions <= 1 {
+    if partitions <= 1 {
         return Ok(replicated());
     }
-    let flat = flatten(given).ok_or(Error::Incomplete {
+    let flat = flatten(given).and_then(|flat| {
+        let all = flat.into_iter();
+        all.map(|sharding| over_replicas(sharding, replicas, partitions))
+            .collect::<Option<Vec<_>>>()
+    });
+    let flat = flat.ok_or(Error::Incomplete {
         what: "a sharding that makes sense",
     })?;
     Ok(match flat.len() {

@@ -275,15 +275,16 @@ fn executions_of_one_operation_are_told_apart() {
 #[test]
 fn a_partition_learns_its_number() {
     let world = World::new(1, 1);
-    let launches = world.open(1, &[0, 0, 0]);
-    let op = |kind| Op {
+    let launches = world.open(1, &[0, 0, 0, 0]);
+    let of = |kind, groups: &[Vec<u32>]| Op {
         number: 0,
         kind,
-        groups: vec![],
+        groups: groups.to_vec(),
         reduction: None,
         operands: vec![],
         results: vec![4],
     };
+    let op = |kind| of(kind, &[]);
     let launch = launches[0].as_ref().expect("open");
     assert_eq!(
         start(launch, 2, &op(Kind::PartitionId), &[]).results(),
@@ -292,6 +293,23 @@ fn a_partition_learns_its_number() {
     assert_eq!(
         start(launch, 2, &op(Kind::ReplicaId), &[]).results(),
         [[0; 4]]
+    );
+    // Of two replicas.
+    let replicas = [vec![0, 1], vec![2, 3]];
+    for (kind, wanted) in [
+        (Kind::PartitionId, [0, 1, 0, 1]),
+        (Kind::ReplicaId, [0, 0, 1, 1]),
+    ] {
+        for (partition, wanted) in (0..).zip(wanted) {
+            assert_eq!(
+                start(launch, partition, &of(kind, &replicas), &[]).results(),
+                [[wanted, 0, 0, 0]]
+            );
+        }
+    }
+    let outside = start(launch, 3, &of(Kind::ReplicaId, &replicas[..1]), &[]);
+    assert!(
+        matches!(outside.get(), Some(Err(error)) if error.code() == crate::Code::InvalidArgument)
     );
 }
 
