@@ -18,9 +18,26 @@ pub fn release_free_heap() {
     }
 }
 
+/// Memory below this size is left to pages of the usual size.
+const LARGE: usize = 4 << 20;
+
+/// Asks the system to back memory by large pages where it has none yet. It may be anybody's: what it holds stays.
+pub(crate) fn prefer_large_pages(start: *mut u8, bytes: usize) {
+    // Advice is for whole pages; within a page that others have a part of, it is theirs as well, so not for those.
+    let page = rustix::param::page_size();
+    let skipped = start.addr().next_multiple_of(page) - start.addr();
+    let whole = bytes.saturating_sub(skipped) / page * page;
+    if whole < LARGE {
+        return;
+    }
+    let first = start.wrapping_add(skipped).cast();
+    // SAFETY: the advice changes no byte and no right, whatever the range. A system that does not take it says so.
+    let _ = unsafe { rustix::mm::madvise(first, whole, rustix::mm::Advice::LinuxHugepage) };
+}
+
 #[cfg(all(test, target_os = "linux", target_env = "gnu"))]
 mod tests {
-    use super::release_free_heap;
+    use super::{LARGE, prefer_large_pages, release_free_heap};
 
     /// Bytes of this process in memory.
     fn resident_bytes() -> usize {
@@ -52,5 +69,38 @@ mod tests {
         let after = resident_bytes();
         assert!(after + (64 << 20) < full, "{full} -> {after}");
         assert!(blocks.iter().all(|block| block[0] == block[BLOCK - 1]));
+    }
+
+    /// Whether the mapping that an address lies in is one for large pages.
+    fn is_large(start: *const u8) -> bool {
+        let all = std::fs::read_to_string("/proc/self/smaps").expect("Linux has it");
+        let mut here = false;
+        for line in all.lines() {
+            let (first, rest) = line.split_once(' ').unwrap_or((line, ""));
+            let bounds = first.split_once('-').and_then(|(low, high)| {
+                let number = |text| usize::from_str_radix(text, 16).ok();
+                Some(number(low)?..number(high)?)
+            });
+            if let Some(bounds) = bounds {
+                here = bounds.contains(&start.addr());
+            } else if here && first == "VmFlags:" {
+                return rest.split(' ').any(|flag| flag == "hg");
+            }
+        }
+        panic!("the address is not mapped");
+    }
+
+    #[test]
+    fn large_memory_gets_large_pages() {
+        if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+            return;
+        }
+        // Mapped by themselves.
+        let (mut large, mut small) = (vec![0; 2 * LARGE], vec![0; LARGE]);
+        prefer_large_pages(large.as_mut_ptr(), large.len());
+        prefer_large_pages(small.as_mut_ptr(), small.len() - 1);
+        assert!(is_large(&raw const large[LARGE]));
+        assert!(!is_large(&raw const small[LARGE / 2]));
+        assert!(large.iter().chain(&small).all(|byte| *byte == 0));
     }
 }

@@ -40,6 +40,7 @@ impl AsyncTarget for Collective {
             (_, Err(wrong)) => return call.finish(Err(Failure::invalid(wrong.to_string()))),
         };
         let (inputs, outputs, promise) = call.into_parts();
+        outputs.prefer_large_pages();
         member.start(
             &op,
             collectives::Call {

@@ -11,6 +11,7 @@ use super::{CALLS, Failure, describe, known_size, metadata, report};
 use crate::api::slice;
 use crate::context::{self, UserData};
 use crate::error::{Code, Error};
+use crate::heap;
 use crate::plugin::Plugin;
 use crate::sys;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -178,6 +179,14 @@ impl Outputs {
                 std::slice::from_raw_parts_mut(*start, *bytes)
             },
             _ => &mut [],
+        }
+    }
+
+    /// Asks the system to back large results by large pages, as far as they have no pages yet. To be called before they are
+    /// written to: XLA takes such memory anew for each execution, and page by page that costs more than what is written.
+    pub fn prefer_large_pages(&self) {
+        for (start, bytes) in &self.parts {
+            heap::prefer_large_pages(*start, *bytes);
         }
     }
 }
