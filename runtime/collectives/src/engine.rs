@@ -14,9 +14,10 @@ pub use member::{Launch, Member};
 
 use crate::call::{Code, Failure};
 use crate::op::MOST_PARTITIONS;
+use crate::scratch::{Pool, Scratch};
 use crate::transport::{CHUNK, Key, Message, Process, Transfer, Transport};
 use bytes::Bytes;
-use exchange::lock;
+use exchange::{Part, lock};
 use launch::{Action, State};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -77,6 +78,7 @@ pub struct Engine(Arc<Shared>);
 struct Shared {
     me: Process,
     transport: Arc<dyn Transport>,
+    pool: Pool,
     table: Mutex<Table>,
 }
 
@@ -134,6 +136,7 @@ impl Engine {
         Self(Arc::new(Shared {
             me,
             transport,
+            pool: Pool::default(),
             table: Mutex::default(),
         }))
     }
@@ -193,7 +196,7 @@ impl Engine {
                 self.tell(number, &placement, &failure);
                 return Err(failure);
             }
-            let state = State::new(number, placement);
+            let state = State::new(number, placement, self.0.pool.clone());
             table.open.insert(number, Arc::clone(&state));
             (state, table.drop_early(number), table.drop_here(number))
         };
@@ -221,18 +224,38 @@ impl Engine {
             Message::Here(number) => self.here_from(from, number),
             Message::Ready(key) => self.ready(from, key),
             Message::Data(transfer) => {
-                let state = lock(&self.0.table).open.get(&transfer.key.launch).cloned();
-                // Of a launch that is not open, it has failed or ended meanwhile.
-                let Some(state) = state else {
-                    return;
-                };
-                if state.process_of(transfer.key.source) == Some(from) {
+                if let Some(state) = self.state_for(from, &transfer.key) {
                     self.deliver(&state, transfer.key, transfer.offset, transfer.bytes);
-                } else {
-                    self.disagree(&state, from);
                 }
             }
         }
+    }
+
+    /// Memory for bytes that are about to come.
+    pub(crate) fn scratch(&self, len: usize) -> Scratch {
+        self.0.pool.take(len)
+    }
+
+    /// Takes a chunk of a piece from another process.
+    pub(crate) fn take(&self, from: Process, key: Key, offset: u64, chunk: Scratch) {
+        if let Some(state) = self.state_for(from, &key) {
+            match usize::try_from(offset) {
+                Ok(offset) => {
+                    self.deliver_chunk(&state, &key, offset, Part::Own(chunk));
+                }
+                Err(_) => self.misfit(&state, key),
+            }
+        }
+    }
+
+    /// The launch that bytes from a process are for. `None` if it has failed or ended meanwhile, or now fails for them.
+    fn state_for(&self, from: Process, key: &Key) -> Option<Arc<State>> {
+        let state = lock(&self.0.table).open.get(&key.launch).cloned()?;
+        if state.process_of(key.source) != Some(from) {
+            self.disagree(&state, from);
+            return None;
+        }
+        Some(state)
     }
 
     /// Says where bytes that are about to come can be written to. They are `len`, at `offset` of a piece.
@@ -355,30 +378,39 @@ impl Engine {
         while !rest.is_empty() {
             let chunk = rest.split_to(rest.len().min(CHUNK));
             let len = chunk.len();
-            let Some(slot) = state.slot(&key) else {
-                // Failed meanwhile; or a piece that nobody asked for.
-                if !state.is_failed() {
-                    self.misfit(state, key);
-                }
+            if !self.deliver_chunk(state, &key, offset, Part::Lent(chunk)) {
                 return;
-            };
-            if !slot.note(offset, len) {
-                return self.misfit(state, key);
-            }
-            match &slot.usage {
-                exchange::Use::Place { output, view } => {
-                    slot.exchange.place(*output, view, offset, &chunk);
-                    landed(state, &key, &slot);
-                }
-                exchange::Use::Reduce { reducer, member } => {
-                    // Before: with the last of them the call ends, and with the call perhaps the launch, which nothing may seem
-                    // to be missing from then.
-                    landed(state, &key, &slot);
-                    self.reduce(state, &key, &slot.exchange, reducer, *member, offset, chunk);
-                }
             }
             offset += len;
         }
+    }
+
+    /// Takes a chunk of a piece. False if it is wrong, or nobody wants it.
+    fn deliver_chunk(&self, state: &Arc<State>, key: &Key, offset: usize, chunk: Part) -> bool {
+        let Some(slot) = state.slot(key) else {
+            // Failed meanwhile; or a piece that nobody asked for.
+            if !state.is_failed() {
+                self.misfit(state, *key);
+            }
+            return false;
+        };
+        if !slot.note(offset, chunk.bytes().len()) {
+            self.misfit(state, *key);
+            return false;
+        }
+        match &slot.usage {
+            exchange::Use::Place { output, view } => {
+                slot.exchange.place(*output, view, offset, chunk.bytes());
+                landed(state, key, &slot);
+            }
+            exchange::Use::Reduce { reducer, member } => {
+                // Before: with the last of them the call ends, and with the call perhaps the launch, which nothing may seem
+                // to be missing from then.
+                landed(state, key, &slot);
+                self.reduce(state, key, &slot.exchange, reducer, *member, offset, chunk);
+            }
+        }
+        true
     }
 
     #[expect(
@@ -393,9 +425,9 @@ impl Engine {
         reducer: &exchange::Reducer,
         member: usize,
         offset: usize,
-        bytes: Bytes,
+        part: Part,
     ) {
-        let Some(reduced) = reducer.take(member, offset, bytes) else {
+        let Some(reduced) = reducer.take(member, offset, part) else {
             return;
         };
         let reduce = &reducer.reduce;

@@ -48,6 +48,7 @@ mod call;
 mod engine;
 mod op;
 pub mod rewrite;
+mod scratch;
 pub mod transport;
 
 pub use call::{Call, Code, Failure, Outputs};

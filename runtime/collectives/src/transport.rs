@@ -2,6 +2,7 @@
 
 mod frame;
 mod hello;
+mod queue;
 mod read;
 mod tcp;
 #[cfg(test)]

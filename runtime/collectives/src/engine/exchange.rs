@@ -3,8 +3,9 @@
 use super::reduce::Fold;
 use super::step::{Reduce, View};
 use crate::call::{Failure, Outputs};
+use crate::scratch::{Pool, Scratch};
 use crate::transport::CHUNK;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::AcqRel};
@@ -154,6 +155,7 @@ impl Slot {
 pub(super) struct Reducer {
     pub(super) reduce: Reduce,
     fold: Fold,
+    pool: Pool,
     chunks: Mutex<Vec<Chunk>>,
     /// Chunks of the result that are not where they belong yet.
     left: AtomicUsize,
@@ -165,13 +167,30 @@ struct Chunk {
     sum: Option<Sum>,
     next: usize,
     /// Members that came before their turn.
-    early: BTreeMap<usize, Bytes>,
+    early: BTreeMap<usize, Part>,
+}
+
+/// A member's bytes.
+pub(super) enum Part {
+    /// They are to be read only.
+    Lent(Bytes),
+    /// What is made of them may take their place.
+    Own(Scratch),
+}
+
+impl Part {
+    pub(super) fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Lent(bytes) => bytes,
+            Self::Own(bytes) => bytes,
+        }
+    }
 }
 
 /// Members' bytes, reduced. The first one's are not copied before they have to be.
 enum Sum {
-    One(Bytes),
-    More(BytesMut),
+    One(Part),
+    More(Scratch),
 }
 
 /// A chunk of the result.
@@ -181,69 +200,54 @@ pub(super) struct Reduced {
 }
 
 impl Reducer {
-    pub(super) fn new(reduce: Reduce, fold: Fold) -> Arc<Self> {
+    pub(super) fn new(reduce: Reduce, fold: Fold, pool: Pool) -> Arc<Self> {
         let count = reduce.len.div_ceil(CHUNK);
         let mut chunks = Vec::new();
         chunks.resize_with(count, Chunk::default);
         Arc::new(Self {
             reduce,
             fold,
+            pool,
             chunks: Mutex::new(chunks),
             left: AtomicUsize::new(count),
         })
     }
 
     /// Takes a member's chunk, which [`Slot::note`] has found right; gives the chunk of the result when it is the last member's.
-    pub(super) fn take(&self, member: usize, offset: usize, bytes: Bytes) -> Option<Reduced> {
+    pub(super) fn take(&self, member: usize, offset: usize, part: Part) -> Option<Reduced> {
         let members = self.reduce.members.len();
         let mut chunks = lock(&self.chunks);
         let chunk = chunks.get_mut(offset / CHUNK)?;
-        chunk.early.insert(member, bytes);
-        while let Some(bytes) = chunk.early.remove(&chunk.next) {
+        chunk.early.insert(member, part);
+        while let Some(part) = chunk.early.remove(&chunk.next) {
             chunk.next += 1;
             chunk.sum = Some(match chunk.sum.take() {
-                None => Sum::One(bytes),
-                Some(sum) => Sum::More(self.both(sum, bytes)),
+                None => Sum::One(part),
+                Some(sum) => Sum::More(self.both(sum, part)),
             });
         }
         if chunk.next < members {
             return None;
         }
         let bytes = match chunk.sum.take()? {
-            Sum::One(bytes) => bytes,
-            Sum::More(bytes) => bytes.freeze(),
+            Sum::One(Part::Lent(bytes)) => bytes,
+            Sum::One(Part::Own(bytes)) | Sum::More(bytes) => Bytes::from_owner(bytes),
         };
         Some(Reduced { offset, bytes })
     }
 
     /// The sum with one more member, in memory of either that is nobody else's.
-    fn both(&self, sum: Sum, bytes: Bytes) -> BytesMut {
-        let first = match sum {
-            Sum::More(mut sum) => {
-                (self.fold.forward)(&mut sum, &bytes);
-                return sum;
+    fn both(&self, sum: Sum, part: Part) -> Scratch {
+        let (mut sum, part) = match (sum, part) {
+            (Sum::More(sum) | Sum::One(Part::Own(sum)), part) => (sum, part),
+            (Sum::One(Part::Lent(first)), Part::Own(mut part)) => {
+                (self.fold.backward)(&mut part, &first);
+                return part;
             }
-            Sum::One(first) => first,
+            (Sum::One(Part::Lent(first)), part) => (self.pool.copy(&first), part),
         };
-        match (first.try_into_mut(), bytes.try_into_mut()) {
-            (Ok(mut first), Ok(bytes)) => {
-                (self.fold.forward)(&mut first, &bytes);
-                first
-            }
-            (Ok(mut first), Err(bytes)) => {
-                (self.fold.forward)(&mut first, &bytes);
-                first
-            }
-            (Err(first), Ok(mut bytes)) => {
-                (self.fold.backward)(&mut bytes, &first);
-                bytes
-            }
-            (Err(first), Err(bytes)) => {
-                let mut sum = BytesMut::from(&first[..]);
-                (self.fold.forward)(&mut sum, &bytes);
-                sum
-            }
-        }
+        (self.fold.forward)(&mut sum, part.bytes());
+        sum
     }
 
     /// A chunk of the result is where it belongs. Whether all are.

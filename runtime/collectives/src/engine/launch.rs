@@ -6,6 +6,7 @@ use super::reduce;
 use super::step::{Step, View};
 use crate::call::{Failure, Outputs};
 use crate::op::Op;
+use crate::scratch::Pool;
 use crate::transport::{Key, Process};
 use bytes::{Bytes, BytesMut};
 use std::collections::{HashMap, HashSet};
@@ -42,6 +43,7 @@ pub(super) struct State {
     pub(super) placement: Arc<[Process]>,
     pub(super) failed: Arc<AtomicBool>,
     pub(super) gather: Gather,
+    pool: Pool,
     inner: Mutex<Inner>,
 }
 
@@ -125,12 +127,13 @@ pub(super) fn copies(steps: &[Step], inputs: &[Bytes], outputs: &mut dyn Outputs
 }
 
 impl State {
-    pub(super) fn new(number: u64, placement: Arc<[Process]>) -> Arc<Self> {
+    pub(super) fn new(number: u64, placement: Arc<[Process]>, pool: Pool) -> Arc<Self> {
         Arc::new(Self {
             number,
             placement,
             failed: Arc::default(),
             gather: Gather::default(),
+            pool,
             inner: Mutex::default(),
         })
     }
@@ -256,7 +259,7 @@ impl State {
                             }
                         }
                     }
-                    let reducer = Reducer::new(reduce, fold);
+                    let reducer = Reducer::new(reduce, fold, self.pool.clone());
                     for (member, source) in reducer.reduce.members.iter().enumerate() {
                         if *source == partition {
                             started.own.push(Own {

@@ -1,5 +1,6 @@
 //! What a process does with a launch that is open: its partitions call collectives, and it ends.
 
+use super::exchange::Part;
 use super::launch::{self, State};
 use super::{Engine, plan};
 use crate::call::{Call, Code, Failure};
@@ -153,7 +154,7 @@ impl Member {
                     &own.reducer,
                     own.member,
                     offset,
-                    chunk,
+                    Part::Lent(chunk),
                 );
                 offset += len;
             }

@@ -4,11 +4,11 @@
 //! so that a frame costs one call of the system if it is there already.
 
 use super::frame::{HEAD, Head};
-use super::{Message, Process, Transfer};
+use super::{Message, Process};
 use crate::call::Failure;
 use crate::engine::{Engine, Landing};
+use crate::scratch::Scratch;
 use std::io::{self, IoSliceMut};
-use std::sync::Arc;
 use tokio::net::tcp::OwnedReadHalf;
 
 /// The stream, and what was read of the next head.
@@ -45,7 +45,7 @@ impl Source<'_> {
             Head::Ready(key) => engine.receive(from, Message::Ready(key)),
             Head::Here(launch) => engine.receive(from, Message::Here(launch)),
             Head::Fail(launch, code, length) => {
-                let text = self.buffer(length).await?;
+                let text = self.buffer(length, engine).await?;
                 let failure = Failure::new(code, String::from_utf8_lossy(&text));
                 engine.receive(from, Message::Fail(launch, failure));
             }
@@ -59,31 +59,25 @@ impl Source<'_> {
                                 let lent = place.lend(at, |memory| read(memory));
                                 // The launch has failed; the bytes come all the same.
                                 Some(lent.unwrap_or_else(|| {
-                                    read(scratch.get_or_insert_with(|| vec![0; length - at]))
+                                    read(scratch.get_or_insert_with(|| engine.scratch(length - at)))
                                 }))
                             })
                             .await?;
                     }
                     place.done();
                 }
-                Landing::Nowhere => drop(self.buffer(length).await?),
+                Landing::Nowhere => drop(self.buffer(length, engine).await?),
                 Landing::Buffer => {
-                    let bytes = self.buffer(length).await?.into();
-                    let transfer = Transfer {
-                        key,
-                        offset,
-                        bytes,
-                        failed: Arc::default(),
-                    };
-                    engine.receive(from, Message::Data(transfer));
+                    let chunk = self.buffer(length, engine).await?;
+                    engine.take(from, key, offset, chunk);
                 }
             },
         }
         Ok(())
     }
 
-    async fn buffer(&mut self, length: usize) -> io::Result<Vec<u8>> {
-        let mut buffer = vec![0; length];
+    async fn buffer(&mut self, length: usize, engine: &Engine) -> io::Result<Scratch> {
+        let mut buffer = engine.scratch(length);
         let mut at = 0;
         while at < length {
             at += self.some(|read| Some(read(&mut buffer[at..]))).await?;

@@ -1,8 +1,8 @@
 //! One TCP connection for each pair of processes.
 //!
 //! Who dials says hello first: a magic, the number of the protocol, both processes, and a secret that all processes of the
-//! cluster have; the other answers alike. Then both send frames. Short messages go before data, and data of several pieces
-//! takes turns, chunk by chunk, so that no piece waits for the end of another one.
+//! cluster have; the other answers alike. Then both send frames, in an order of which [`queue`](super::queue) tells. One task
+//! sends while another one takes what comes.
 //!
 //! Data is written from the memory of the operands. What is queued is pieces that the other side has asked for, so the queue
 //! holds no memory of its own, and is as long as the calls under way ask for.
@@ -11,12 +11,13 @@
 
 use super::frame::{Head, text};
 use super::hello::{Secret, greeted, hello, refused, timed_out};
+use super::queue::Queue;
 use super::read::read;
-use super::{CHUNK, Message, Process, Transfer, Transport};
+use super::{Message, Process, Transport};
 use crate::call::{Code, Failure};
 use crate::engine::Engine;
 use bytes::{Buf, Bytes};
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -45,14 +46,6 @@ impl Default for Config {
             waiting: 1 << 20,
         }
     }
-}
-
-/// What waits to be sent to one process.
-#[derive(Default)]
-struct Queue {
-    short: VecDeque<Message>,
-    data: VecDeque<Transfer>,
-    closed: bool,
 }
 
 #[derive(Default)]
@@ -130,7 +123,7 @@ impl Transport for Tcp {
                 return Err(self.gone(to, "the connection to it has ended"));
             }
             match message {
-                Message::Data(transfer) => queue.data.push_back(transfer),
+                Message::Data(transfer) => queue.data.push(transfer),
                 _ if queue.short.len() >= self.0.config.waiting => {
                     return Err(Failure::new(
                         Code::ResourceExhausted,
@@ -356,12 +349,20 @@ impl Tcp {
         let tcp = self.clone();
         self.spawn(async move {
             let (reader, writer) = stream.into_split();
+            // A task of its own: while one thread reduces what has come, another one sends.
+            let mut writing = JoinSet::new();
+            let queue = Arc::clone(&peer);
+            writing.spawn(async move { write(writer, &queue, first).await });
             let error = tokio::select! {
                 error = read(&reader, process, &engine) => error,
-                error = write(writer, &peer, first) => error,
-                // What is being written is let go of: it is an operand, and its execution ends only then.
+                error = writing.join_next() => match error {
+                    Some(Ok(error)) => error,
+                    _ => io::Error::other("the task that sends has ended"),
+                },
                 () = peer.ended.notified() => io::Error::other("the connection was ended"),
             };
+            // What is being written is let go of: it is an operand, and its execution ends only then.
+            writing.shutdown().await;
             tcp.leave(process, &peer, &engine, &error);
         });
     }
@@ -380,7 +381,7 @@ async fn write(
         let next = {
             let mut queue = peer.queue();
             let short = queue.short.pop_front();
-            short.or_else(|| next_chunk(&mut queue))
+            short.or_else(|| queue.data.next_chunk().map(Message::Data))
         };
         let written = match next {
             None => {
@@ -413,26 +414,4 @@ async fn frame(
     let head = head.write();
     let mut both = Bytes::copy_from_slice(&head).chain(body);
     stream.write_all_buf(&mut both).await
-}
-
-/// A chunk of the piece whose turn it is; the rest of the piece goes behind the others.
-fn next_chunk(queue: &mut Queue) -> Option<Message> {
-    loop {
-        let mut transfer = queue.data.pop_front()?;
-        if transfer.is_void() {
-            continue;
-        }
-        let bytes = transfer.bytes.split_to(transfer.bytes.len().min(CHUNK));
-        let chunk = Transfer {
-            key: transfer.key,
-            offset: transfer.offset,
-            bytes,
-            failed: Arc::clone(&transfer.failed),
-        };
-        if transfer.bytes.has_remaining() {
-            transfer.offset += CHUNK as u64;
-            queue.data.push_back(transfer);
-        }
-        return Some(Message::Data(chunk));
-    }
 }
