@@ -2,6 +2,7 @@
 //! order launches came. Everything in front of the PJRT seam is real, so a test sees what the proxy does with many workers.
 
 use std::{
+    collections::HashMap,
     net::TcpListener,
     pin::Pin,
     sync::{
@@ -307,6 +308,8 @@ impl Worker for NullWorker {
             // The attach takes no place in the window, and word of the other workers none.
             let _ = ops.message().await;
             let mut untold = 0;
+            // Launches without a place among the others.
+            let mut unplaced = HashMap::new();
             while let Ok(Some(op)) = ops.message().await {
                 if let Some(state) = &mut chaos
                     && next(state).is_multiple_of(4)
@@ -325,9 +328,19 @@ impl Worker for NullWorker {
                 let answer = match op.op {
                     Some(op::Op::CheckFlags(op)) => Some(verdict(op.request, &unsure)),
                     Some(op::Op::Execute(op)) => {
-                        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-                        seen.push((op.launch, op.first_result));
+                        let one = (op.launch, op.first_result);
+                        if op.placed_later {
+                            unplaced.insert(op.launch, one);
+                        } else {
+                            let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                            seen.push(one);
+                        }
                         (op.watch != 0 && ends).then(|| ended(op.watch))
+                    }
+                    Some(op::Op::Start(op)) => {
+                        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                        seen.extend(unplaced.remove(&op.launch));
+                        None
                     }
                     op => op.and_then(answer),
                 };

@@ -278,6 +278,48 @@ async fn an_input_that_fails_on_one_worker_fails_the_launch_on_all_and_no_other(
     );
 }
 
+/// What a client never sends holds up its own launches and nobody else's, over the same workers or within one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_is_slow_to_send_holds_up_no_other() {
+    let cluster = Cluster::start(2, 2).await;
+    let (slow, other) = (cluster.client().await, cluster.client().await);
+    let all = [0, 1, 2, 3];
+    let theirs = compile(&slow, MEAN_AND_ONE, &all).await.expect("compiles");
+    let program = compile(&other, MEAN_AND_ONE, &all).await.expect("compiles");
+    let local = compile(&other, ADD_ONE, &[3]).await.expect("compiles");
+    let (mut waiting, pieces) = announce(&slow, &all).await;
+    // Sent at once, and behind those that wait.
+    let sound = put(&slow, [1.0, 2.0, 3.0, 6.0], &all).await;
+    for _ in 0..100 {
+        waiting = execute(&slow, theirs, waiting).await;
+    }
+    let sound = execute(&slow, theirs, sound).await;
+    let mut array = put(&other, [1.0, 2.0, 3.0, 6.0], &all).await;
+    let mut own = other.handle();
+    other.store(own, floats(&[0.0; 4])).await.expect("stored");
+    let made = request::make_array(own, &[4], &[3], None);
+    other.call(made).await.expect("made");
+    let goes_on = async {
+        for round in 1..=20_u8 {
+            array = execute(&other, program, array).await;
+            own = execute(&other, local, own).await;
+            let found = values(&other, array).await.expect("there");
+            assert_eq!(found, [f32::from(round) + 3.0; 4]);
+        }
+        ready(&other, own).await.expect("ready");
+    };
+    let limit = Duration::from_secs(120);
+    let gone_on = tokio::time::timeout(limit, goes_on).await;
+    gone_on.expect("the other client is held up");
+    for (piece, value) in pieces.into_iter().zip([1.0, 2.0, 3.0, 6.0]) {
+        slow.store(piece, floats(&[value])).await.expect("stored");
+    }
+    let found = in_time(values(&slow, waiting)).await.expect("there");
+    assert_eq!(found, [103.0; 4]);
+    let found = in_time(values(&slow, sound)).await.expect("there");
+    assert_eq!(found, [4.0; 4]);
+}
+
 /// An array's shards as arrays of their own.
 async fn split(client: &Client, array: u64) -> Result<Vec<u64>, Error> {
     let handles: Vec<u64> = (0..4).map(|_| client.handle()).collect();

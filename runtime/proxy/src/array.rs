@@ -7,6 +7,7 @@ use waystation_proto::xla::PrimitiveType;
 use crate::{
     convert::{Dtype, Sharding},
     link::Link,
+    needs::Needs,
     session::UserContext,
     status::{self, Status},
     strings::Coming,
@@ -22,6 +23,8 @@ pub(crate) struct Shard {
     pub(crate) link: Arc<Link>,
     /// The request that made it, in whose name it may fail.
     pub(crate) context: UserContext,
+    /// What it still needs from outside the workers.
+    pub(crate) needs: Needs,
     /// Set where the values are strings: they are here, and the worker knows of nothing.
     strings: Option<Coming>,
 }
@@ -34,8 +37,15 @@ impl Shard {
             device,
             link,
             context: context.clone(),
+            needs: Needs::default(),
             strings: None,
         }
+    }
+
+    /// The same, made of what needs this.
+    pub(crate) fn needing(mut self, needs: &Needs) -> Self {
+        self.needs = needs.clone();
+        self
     }
 
     /// A shard of strings.
@@ -50,6 +60,7 @@ impl Shard {
             device,
             link,
             context: context.clone(),
+            needs: Needs::default(),
             strings: Some(strings),
         }
     }

@@ -214,6 +214,24 @@ impl Incoming {
         }
     }
 
+    /// Waits until all bytes are here, or never will be.
+    pub(crate) async fn ended(&self) {
+        loop {
+            let grown = self.grown.notified();
+            tokio::pin!(grown);
+            grown.as_mut().enable();
+            if self.has_ended() {
+                return;
+            }
+            grown.await;
+        }
+    }
+
+    /// Whether all bytes are here, or never will be.
+    pub(crate) fn has_ended(&self) -> bool {
+        lock(&self.contents).end.is_some()
+    }
+
     /// All bytes where they are here already and no more than `limit`.
     pub(crate) fn small(&self, limit: u64) -> Option<Bytes> {
         let contents = lock(&self.contents);

@@ -22,6 +22,7 @@ mod local;
 mod lock;
 mod lookup;
 mod metrics;
+mod needs;
 mod quiet;
 mod serve;
 mod session;

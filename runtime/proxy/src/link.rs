@@ -24,6 +24,7 @@ use std::{
 
 use tokio::sync::{Notify, oneshot};
 use tokio_stream::StreamExt as _;
+use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
 use waystation_proto::{
     BUILD_ID, LINK_VERSION,
@@ -79,7 +80,7 @@ pub(crate) struct Link {
     /// The lease under which all messages go.
     pub(crate) epoch: u64,
     wire: Arc<Wire>,
-    lane: Lane,
+    lane: Arc<Lane>,
 }
 
 /// How a proxy dials its workers.
@@ -192,6 +193,7 @@ impl Link {
             local,
             pending: Mutex::default(),
             dead: AtomicBool::new(false),
+            gone: CancellationToken::new(),
             deaths: dial.deaths,
             gang: Arc::clone(gang),
             process,
@@ -221,7 +223,7 @@ impl Link {
             name: name.into(),
             address: address.into(),
             epoch,
-            lane: Lane::open(&wire.queue, OWN_LANE),
+            lane: Lane::open(&wire.queue, OWN_LANE).into(),
             wire,
         }))
     }
@@ -246,6 +248,7 @@ impl Link {
             local: None,
             pending: Mutex::default(),
             dead: AtomicBool::new(false),
+            gone: CancellationToken::new(),
             deaths: dial.deaths,
             gang: Arc::clone(gang),
             process: gang.next_process(),
@@ -256,7 +259,7 @@ impl Link {
             name: name.into(),
             address: "".into(),
             epoch,
-            lane: Lane::open(&wire.queue, OWN_LANE),
+            lane: Lane::open(&wire.queue, OWN_LANE).into(),
             wire,
         }))
     }
@@ -267,7 +270,7 @@ impl Link {
             name: Arc::clone(&self.name),
             address: Arc::clone(&self.address),
             epoch: self.epoch,
-            lane: Lane::open(&self.wire.queue, client),
+            lane: Lane::open(&self.wire.queue, client).into(),
             wire: Arc::clone(&self.wire),
         })
     }
@@ -335,6 +338,11 @@ impl Link {
     /// True once the worker is lost.
     pub(crate) fn is_dead(&self) -> bool {
         self.wire.dead.load(Relaxed)
+    }
+
+    /// Waits until the worker is lost.
+    pub(crate) fn gone(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.wire.gone.clone().cancelled_owned()
     }
 
     /// Why the worker is lost, once it is: what requests fail with.

@@ -190,6 +190,7 @@ impl Session {
             op::Op::Cancel(op) => self.cancel(op.request),
             op::Op::Peers(op) => self.peers(op),
             op::Op::Load(op) => self.load(op),
+            op::Op::Start(op) => self.place_part(op.launch),
         }
         self.settle();
     }
@@ -331,7 +332,7 @@ impl Session {
     /// Whether one more op of the client may wait: as long as no more of its ops do than could of others. So there is
     /// always room for another client, however many flood.
     fn room_to_wait(&self) -> Result<(), StatusProto> {
-        let all = self.waits.len() + self.room.waiting();
+        let all = self.waits.len() + self.room.waiting() + self.launches.unplaced.len();
         let own = self.client.waiting();
         if own < self.core.limits.waiting_ops.saturating_sub(all) {
             return Ok(());

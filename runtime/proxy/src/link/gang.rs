@@ -5,37 +5,44 @@
 //! queues of all of them at one go, under one lock ([`launch_together`]), and each queue lets such launches leave in that
 //! order ([`Order`]), whichever clients' lanes they lie in. Either all queues have a launch or none has.
 //!
+//! A launch that waits for what may be long in coming (bytes that a client has not sent, a restore) would hold up those of all other
+//! clients behind it. So its parts go to the workers without a place in that order, and get it, all at one go, when nothing more is
+//! needed from outside ([`Needs`]). A client's launches keep their own order: what comes behind such a one is placed later, too.
+//!
 //! Workers reach each other by what they are told here: a number, an address, and a secret that all of them share.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
     },
 };
 
 use bytes::Bytes;
 use tokio::sync::OwnedSemaphorePermit;
-use waystation_proto::waystation::worker::{Execute, Peers, peers::Peer};
+use waystation_proto::waystation::worker::{Execute, Peers, Start, op, peers::Peer};
 
 use super::{
     Answer, Link,
     queue::{Lane, Queue, Room},
     turns::Turn,
 };
-use crate::lock::lock;
+use crate::{lock::lock, needs::Needs};
 
 /// Launches that span workers and are queued towards one of them. More wait with their sessions, which take turns: a client
 /// that executes now and then does not wait for all that a busy one has sent.
 pub(super) const GANG_PLACES: usize = 16;
 
+/// Launches of one client that wait to be placed.
+pub(super) const LATER_PLACES: usize = 1 << 13;
+
 /// All workers of a proxy.
 pub(crate) struct Gang {
     /// The next launch's number (D2).
     launches: AtomicU64,
-    /// Held while a launch is put into several queues.
-    order: Mutex<()>,
+    /// Held while a launch is put into several queues. Launches that are to be placed later, by client, in its order.
+    order: Mutex<Later>,
     processes: AtomicU32,
     secret: Bytes,
     members: Mutex<Members>,
@@ -45,6 +52,25 @@ impl std::fmt::Debug for Gang {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // Without the secret.
         f.debug_struct("Gang").finish_non_exhaustive()
+    }
+}
+
+type Later = HashMap<u64, VecDeque<Unplaced>>;
+
+/// A launch whose parts have no place in the order yet.
+#[derive(Debug)]
+struct Unplaced {
+    launch: u64,
+    lanes: Vec<(Arc<Lane>, Place)>,
+    needs: Needs,
+    /// The needs will tell.
+    told: bool,
+}
+
+impl Unplaced {
+    /// Whether one of its workers is lost, with which it fails.
+    fn is_lost(&self) -> bool {
+        self.lanes.iter().any(|(lane, _)| lane.is_closed())
     }
 }
 
@@ -90,13 +116,89 @@ impl Gang {
         self.processes.fetch_add(1, Relaxed)
     }
 
-    /// Numbers a launch and puts its parts into their queues.
-    fn send<'a>(&self, parts: impl Iterator<Item = ((&'a Lane, Execute), (Room, Place))>) {
-        let _order = lock(&self.order);
+    /// Numbers a client's launch and puts its parts into their queues.
+    fn send<'a>(
+        self: &Arc<Self>,
+        client: u64,
+        needs: Needs,
+        parts: impl Iterator<Item = ((&'a Arc<Lane>, Execute), (Room, Place))>,
+    ) {
+        let mut order = lock(&self.order);
         let launch = self.next_launch();
-        for ((lane, part), (room, place)) in parts {
-            lane.send_together(Execute { launch, ..part }, room, place);
+        let waits = order.contains_key(&client);
+        if !waits && needs.are_met() {
+            for ((lane, part), (room, place)) in parts {
+                lane.send_together(op::Op::Execute(Execute { launch, ..part }), room, place);
+            }
+            return;
         }
+        let mut lanes = Vec::new();
+        for ((lane, part), (room, place)) in parts {
+            let part = Execute {
+                launch,
+                placed_later: true,
+                ..part
+            };
+            lane.send(op::Op::Execute(part), room);
+            lanes.push((Arc::clone(lane), place));
+        }
+        order.entry(client).or_default().push_back(Unplaced {
+            launch,
+            lanes,
+            needs,
+            told: false,
+        });
+        self.place(order, client);
+    }
+
+    /// Whether a launch of the client that is sent now is placed later.
+    fn places_later(&self, client: u64, needs: &Needs) -> bool {
+        !needs.are_met() || lock(&self.order).contains_key(&client)
+    }
+
+    /// One more thing that a launch needs is there.
+    fn met(self: &Arc<Self>, client: u64, launch: u64) {
+        let mut order = lock(&self.order);
+        let first = order.get_mut(&client).and_then(VecDeque::front_mut);
+        // Others have gone since, if a worker of theirs was lost.
+        if let Some(first) = first.filter(|first| first.launch == launch) {
+            first.told = false;
+            self.place(order, client);
+        }
+    }
+
+    /// Places the client's launches, up to the first one that needs something still.
+    fn place(self: &Arc<Self>, mut order: MutexGuard<'_, Later>, client: u64) {
+        let mut placed = Vec::new();
+        while let Some(unplaced) = order.get_mut(&client) {
+            let Some(first) = unplaced.front_mut() else {
+                order.remove(&client);
+                break;
+            };
+            if !first.is_lost() {
+                if !first.told {
+                    let (gang, launch) = (Arc::clone(self), first.launch);
+                    let then = move || gang.met(client, launch);
+                    first.told = first.needs.when_one_is_met(then);
+                }
+                if first.told {
+                    break;
+                }
+            }
+            let Some(first) = unplaced.pop_front() else {
+                break;
+            };
+            let start = Start {
+                launch: first.launch,
+            };
+            for (lane, place) in first.lanes {
+                lane.send_together(op::Op::Start(start), Room::none(), place);
+                placed.push(lane);
+            }
+        }
+        drop(order);
+        // Their sessions may be over, and lanes go with them.
+        drop(placed);
     }
 
     pub(super) fn secret(&self) -> Bytes {
@@ -118,7 +220,7 @@ impl Gang {
     }
 
     /// A worker is gone; the others are told at once.
-    pub(super) fn leave(&self, process: u32) {
+    pub(super) fn leave(self: &Arc<Self>, process: u32) {
         {
             let mut members = lock(&self.members);
             if members.living.remove(&process).is_none() {
@@ -127,6 +229,10 @@ impl Gang {
             members.changed = true;
         }
         self.tell();
+        let clients: Vec<u64> = lock(&self.order).keys().copied().collect();
+        for client in clients {
+            self.place(lock(&self.order), client);
+        }
     }
 
     /// Tells every worker who the others are, if that has changed.
@@ -146,21 +252,27 @@ impl Gang {
 }
 
 /// Sends the parts of one launch to its workers, in one order with all others. What comes back tells the end of each part
-/// that is watched. Nothing is sent where the caller goes before there is room for all parts.
-pub(crate) async fn launch_together(mut parts: Vec<(Arc<Link>, Execute)>) -> Vec<Answer> {
-    let Some(gang) = parts.first().map(|(link, _)| Arc::clone(&link.wire.gang)) else {
+/// that is watched. Nothing is sent where the caller goes before there is room for all parts. `needs` are those of the inputs.
+pub(crate) async fn launch_together(
+    mut parts: Vec<(Arc<Link>, Execute)>,
+    needs: Needs,
+) -> Vec<Answer> {
+    let Some((link, _)) = parts.first() else {
         return Vec::new();
     };
-    // Whoever has a place and waits for the next one waits for a greater number's: nobody waits in a circle.
+    let (gang, client) = (Arc::clone(&link.wire.gang), link.lane.number());
     // Whoever has a place and waits for the next one waits for a greater number's: nobody waits in a circle.
     parts.sort_by_key(|(link, _)| link.wire.process);
-    let rooms = rooms(parts.iter().map(|(link, _)| &link.lane)).await;
+    let later = gang.places_later(client, &needs);
+    let rooms = rooms(parts.iter().map(|(link, _)| &link.lane), later).await;
     let watched = parts.iter().filter(|(_, part)| part.watch != 0);
     let answers = watched
         .map(|(link, part)| link.expect(part.watch))
         .collect();
     let parts = parts.iter_mut();
     gang.send(
+        client,
+        needs,
         parts
             .map(|(link, part)| (&link.lane, std::mem::take(part)))
             .zip(rooms),
@@ -168,11 +280,11 @@ pub(crate) async fn launch_together(mut parts: Vec<(Arc<Link>, Execute)>) -> Vec
     answers
 }
 
-/// Waits for room in each of the lanes.
-async fn rooms(lanes: impl Iterator<Item = &Lane>) -> Vec<(Room, Place)> {
+/// Waits for room in each of the lanes, and for a place among the launches.
+async fn rooms(lanes: impl Iterator<Item = &Arc<Lane>>, later: bool) -> Vec<(Room, Place)> {
     let mut rooms = Vec::new();
     for lane in lanes {
-        rooms.push((lane.room().await, lane.place_together().await));
+        rooms.push((lane.room().await, lane.place_together(later).await));
     }
     rooms
 }

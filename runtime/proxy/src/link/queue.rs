@@ -31,10 +31,10 @@ use std::{
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_stream::Stream;
-use waystation_proto::waystation::worker::{Execute, Op, Peers, op};
+use waystation_proto::waystation::worker::{Op, Peers, op};
 
 use super::{
-    gang::{GANG_PLACES, Gang, Order, Place},
+    gang::{GANG_PLACES, Gang, LATER_PLACES, Order, Place},
     turns::Turns,
 };
 
@@ -399,8 +399,9 @@ impl Queue {
             }
             inner.credit -= 1;
             op.client = lane;
+            // Those that span workers have one.
             if let Some(op::Op::Execute(execute)) = &mut op.op
-                && !together
+                && execute.launch == 0
             {
                 execute.launch = self.gang.next_launch();
             }
@@ -467,12 +468,21 @@ pub(super) async fn sweep(queue: Arc<Queue>) {
 #[derive(Debug)]
 pub(super) struct Room(Option<OwnedSemaphorePermit>);
 
+impl Room {
+    /// For what comes in any number only as other ops have.
+    pub(super) fn none() -> Self {
+        Self(None)
+    }
+}
+
 /// One session's way into a queue.
 #[derive(Debug)]
 pub(super) struct Lane {
     queue: Arc<Queue>,
     number: u64,
     room: Arc<Semaphore>,
+    /// Places for launches that are placed later.
+    later: Arc<Semaphore>,
 }
 
 impl Lane {
@@ -482,6 +492,7 @@ impl Lane {
             queue: Arc::clone(queue),
             number,
             room: Arc::new(Semaphore::new(LANE_OPS)),
+            later: Arc::new(Semaphore::new(LATER_PLACES)),
         }
     }
 
@@ -491,10 +502,14 @@ impl Lane {
         Room(Arc::clone(&self.room).acquire_owned().await.ok())
     }
 
-    /// Waits for a place in the queue among the launches that span workers.
-    pub(super) async fn place_together(&self) -> Place {
+    /// Waits for a place in the queue among the launches that span workers, or among the client's own that are placed `later`.
+    pub(super) async fn place_together(&self, later: bool) -> Place {
+        let places = match later {
+            true => &self.later,
+            false => &self.queue.places,
+        };
         // The semaphore is never closed.
-        Place(Arc::clone(&self.queue.places).acquire_owned().await.ok())
+        Place(Arc::clone(places).acquire_owned().await.ok())
     }
 
     /// Queues an op. A closed queue swallows it.
@@ -503,11 +518,22 @@ impl Lane {
             .change(self.number, |waiting| waiting.push(op, room, None));
     }
 
-    /// Queues a part of a launch that spans workers, behind those queued before in whatever lane. A closed queue swallows it.
-    pub(super) fn send_together(&self, part: Execute, Room(room): Room, place: Place) {
+    /// Whether the worker is lost.
+    pub(super) fn is_closed(&self) -> bool {
+        self.queue.lock().closed
+    }
+
+    /// The session's.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Queues what places a part of a launch that spans workers, behind those queued before in whatever lane. A closed queue
+    /// swallows it.
+    pub(super) fn send_together(&self, part: op::Op, Room(room): Room, place: Place) {
         let number = self.number;
         self.queue.change_with_order(number, |waiting, order| {
-            waiting.push(op::Op::Execute(part), room, Some(place));
+            waiting.push(part, room, Some(place));
             order.join(number);
         });
     }

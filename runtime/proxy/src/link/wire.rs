@@ -10,6 +10,7 @@ use std::{
 };
 
 use tokio::sync::{Notify, oneshot};
+use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use waystation_proto::waystation::worker::{Reply, reply, worker_client::WorkerClient};
 
@@ -38,6 +39,8 @@ pub(super) struct Wire {
     pub(super) pending: Mutex<Pending>,
     /// Whether `pending` says so.
     pub(super) dead: AtomicBool,
+    /// Cancelled at the same time.
+    pub(super) gone: CancellationToken,
     /// Told of the death.
     pub(super) deaths: Arc<Notify>,
     pub(super) gang: Arc<Gang>,
@@ -94,6 +97,7 @@ impl Wire {
     fn refuse(&self, status: Status) {
         lock(&self.pending).dead.get_or_insert(status);
         self.dead.store(true, Relaxed);
+        self.gone.cancel();
         self.deaths.notify_one();
     }
 

@@ -66,7 +66,8 @@ impl Session {
                     status::invalid_argument(format!("unknown device {}", source.device))
                 })?;
                 let link = Arc::clone(&source.link);
-                let shard = Shard::new(self.shared.ids.next(), device.id, link, context);
+                let shard = Shard::new(self.shared.ids.next(), device.id, link, context)
+                    .needing(&source.needs);
                 let bitcast = Bitcast {
                     source: source.id,
                     target: Some(target(&shard, device, sharding.memory_kind.as_deref())),

@@ -107,12 +107,13 @@ impl Session {
                 continue;
             }
             let link = cluster.link(device);
-            let shard = Arc::new(Shard::new(
+            let shard = Shard::new(
                 self.shared.ids.next(),
                 device.id,
                 Arc::clone(link),
                 &change.user_context,
-            ));
+            );
+            let shard = Arc::new(shard.needing(&source.needs));
             let target = target(&shard, device, change.memory_kind.as_deref());
             if Arc::ptr_eq(link, &source.link) {
                 let copy = Copy {

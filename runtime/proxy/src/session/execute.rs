@@ -27,6 +27,7 @@ use crate::{
     convert::{self, Dtype},
     counters::Counters,
     link::{self, Answer, launch_together},
+    needs::Needs,
     status::{self, Status},
 };
 
@@ -38,6 +39,8 @@ struct Arguments {
     non_donatable: Vec<i32>,
     /// Handles of the arrays that are gone after this execution.
     donated: Vec<u64>,
+    /// What they still need, all together.
+    needs: Needs,
 }
 
 impl Session {
@@ -148,6 +151,7 @@ impl Session {
             executable: program.id,
             // Numbered later (D2).
             launch: 0,
+            placed_later: false,
             args: Vec::new(),
             first_result,
             non_donatable: arguments.non_donatable,
@@ -157,7 +161,13 @@ impl Session {
             num_results: u32::try_from(num_results).unwrap_or(u32::MAX),
         };
         let ends = self
-            .launch(&program.placement, op, arguments.shards, watched)
+            .launch(
+                &program.placement,
+                op,
+                arguments.shards,
+                &arguments.needs,
+                watched,
+            )
             .await;
         let mut status_handle = 0;
         if foreseen {
@@ -196,7 +206,8 @@ impl Session {
                 .zip(program.placement.owning_links())
                 .zip(first..)
                 .map(|((&device, link), id)| {
-                    Arc::new(Shard::new(id, device, Arc::clone(link), user_context))
+                    let shard = Shard::new(id, device, Arc::clone(link), user_context);
+                    Arc::new(shard.needing(&arguments.needs))
                 })
                 .collect();
             let array = Array::new(spec.dtype, spec.dims.clone(), spec.sharding.clone(), shards);
@@ -225,6 +236,7 @@ impl Session {
         placement: &Placement,
         op: Execute,
         args: Vec<u64>,
+        needs: &Needs,
         watched: bool,
     ) -> Vec<Answer> {
         let watch = || match watched {
@@ -245,7 +257,7 @@ impl Session {
                 };
                 (Arc::clone(&part.link), op)
             });
-            return launch_together(parts.collect()).await;
+            return launch_together(parts.collect(), needs.clone()).await;
         }
         let (link, watch) = (placement.first(), watch());
         let op = op::Op::Execute(Execute { args, watch, ..op });
@@ -276,6 +288,7 @@ impl Session {
             shards: Vec::with_capacity(wanted * program.placement.devices.len()),
             non_donatable: kept,
             donated: Vec::new(),
+            needs: Needs::default(),
         };
         for (index, &handle) in handles.iter().enumerate() {
             let array = self.array(user_context, handle)?;
@@ -306,6 +319,10 @@ impl Session {
                     })?
                 };
                 arguments.shards.push(shard.id);
+            }
+            if array.shards.iter().any(|shard| !shard.needs.are_met()) {
+                let all = array.shards.iter().map(|shard| &shard.needs);
+                arguments.needs = Needs::of(all.chain([&arguments.needs]));
             }
             let number = i32::try_from(index).unwrap_or(i32::MAX);
             if is_donated(program, index) && !arguments.non_donatable.contains(&number) {

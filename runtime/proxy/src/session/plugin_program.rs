@@ -41,6 +41,7 @@ use crate::{
     array::{Array, Shard},
     cluster::Cluster,
     convert::{Sharding, Tiling},
+    needs::Needs,
     status::{self, Status},
 };
 
@@ -145,7 +146,7 @@ impl Session {
                 if wants_status {
                     (working.each(), outputs)
                 } else {
-                    working.let_be();
+                    self.tasks.spawn(working.unasked());
                     (idle(), outputs)
                 }
             }
@@ -319,6 +320,7 @@ impl Session {
         items: &[ReadItem],
     ) -> Result<(Working, Vec<Array>), Status> {
         let cluster = Arc::clone(self.cluster()?);
+        let (needs, unmet) = Needs::one();
         let mut by_link: BTreeMap<usize, Vec<restore_arrays::Item>> = BTreeMap::new();
         let mut arrays = Vec::with_capacity(items.len());
         for item in items {
@@ -337,7 +339,8 @@ impl Session {
                     status::invalid_argument(format!("Bad PluginProgram: unknown device {id}"))
                 })?;
                 let link = Arc::clone(cluster.link(device));
-                let shard = Shard::new(self.shared.ids.next(), id, link, user_context);
+                let shard =
+                    Shard::new(self.shared.ids.next(), id, link, user_context).needing(&needs);
                 let part = parts
                     .entry(device.link)
                     .or_insert_with(|| restore_arrays::Item {
@@ -363,7 +366,7 @@ impl Session {
             arrays.push(Array::new(item.dtype, item.dims.clone(), sharding, shards));
         }
         let timeout_ms = timeout_ms(items.iter().map(|i| i.timeout));
-        let mut working = Working::default();
+        let mut working = Working::bringing(unmet);
         for (link, items) in by_link {
             let request = self.shared.ids.next();
             let op = op::Op::RestoreArrays(RestoreArrays {

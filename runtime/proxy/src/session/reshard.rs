@@ -27,6 +27,7 @@ use crate::{
     array::{Array, Shard},
     cluster::{Cluster, Device},
     convert::{self, Dtype, Sharding},
+    needs::Needs,
     status::{self, Status},
 };
 
@@ -99,6 +100,7 @@ impl Session {
         let may_share = semantics != ArrayCopySemantics::AlwaysCopy
             && sharding.memory_kind == array.sharding.memory_kind;
         let memory_kind = sharding.memory_kind.as_deref();
+        let needs = Needs::of(array.shards.iter().map(|shard| &shard.needs));
         let mut shards = Vec::with_capacity(to.len());
         let mut targets: Vec<(usize, usize, Target)> = Vec::new();
         for (make, place) in plan.makes.iter().zip(&to) {
@@ -110,7 +112,8 @@ impl Session {
             }
             let device = device(&cluster, place.device)?;
             let link = Arc::clone(cluster.link(device));
-            let shard = Shard::new(self.shared.ids.next(), device.id, link, context);
+            let shard =
+                Shard::new(self.shared.ids.next(), device.id, link, context).needing(&needs);
             let target = target(&shard, device, memory_kind);
             match *make {
                 Make::Same(source) | Make::Copy(source) => {

@@ -21,6 +21,7 @@ use crate::{
     host_buffers::Incoming,
     link::Link,
     local::LOCAL_FROM_BYTES,
+    needs::Needs,
     status::{self, Status},
 };
 
@@ -60,20 +61,24 @@ impl Session {
             return self.keep_strings(buffer, &contents, destinations);
         };
         let cluster = Arc::clone(self.cluster()?);
-        let mut by_link: BTreeMap<usize, Vec<Target>> = BTreeMap::new();
+        let mut by_link: BTreeMap<usize, (Vec<Target>, Needs)> = BTreeMap::new();
         let mut shards = Vec::with_capacity(destinations.len());
         for destination in destinations {
             let device = cluster.device(destination.device).ok_or_else(|| {
                 status::invalid_argument(format!("unknown device {}", destination.device))
             })?;
             let link = Arc::clone(cluster.link(device));
+            let put = by_link.entry(device.link);
+            let (targets, needs) =
+                put.or_insert_with(|| (Vec::new(), self.needs_of(&buffer, &link)));
             let shard = Shard::new(
                 self.shared.ids.next(),
                 device.id,
                 link,
                 &contents.user_context,
-            );
-            by_link.entry(device.link).or_default().push(Target {
+            )
+            .needing(needs);
+            targets.push(Target {
                 shard: shard.id,
                 device: device.ordinal,
                 memory_kind: contents.memory_kind.clone(),
@@ -82,7 +87,7 @@ impl Session {
         }
         let inline = buffer.small(INLINE_BYTES);
         buffer.will_be_read(by_link.len());
-        for (index, targets) in by_link {
+        for (index, (targets, _)) in by_link {
             let link = Arc::clone(&cluster.links[index]);
             let transfer = self.shared.ids.next();
             link.send(op::Op::Put(Put {
@@ -110,6 +115,26 @@ impl Session {
             }
         }
         Ok(shards)
+    }
+}
+
+impl Session {
+    /// What waits for the bytes of a buffer at a worker, until the client has sent them: how they get there is no matter of the
+    /// client's.
+    fn needs_of(&mut self, buffer: &Arc<Incoming>, link: &Link) -> Needs {
+        if buffer.has_ended() {
+            return Needs::default();
+        }
+        let (needs, unmet) = Needs::one();
+        let (buffer, gone) = (Arc::clone(buffer), link.gone());
+        self.tasks.spawn(async move {
+            tokio::select! {
+                () = buffer.ended() => {}
+                () = gone => {}
+            }
+            drop(unmet);
+        });
+        needs
     }
 }
 

@@ -51,7 +51,9 @@ impl Session {
         let devices = program.devices;
         let args = Held::of(op.args.iter().map(|&shard| self.slot(shard)).collect());
         let loaded = program.loaded();
-        let soon = loaded.is_some()
+        // Its place may be as long in coming as an input.
+        let soon = !op.placed_later
+            && loaded.is_some()
             && args
                 .iter()
                 .all(|slot| !matches!(slot.value(), Value::Pending { soon: false }))

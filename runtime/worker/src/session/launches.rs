@@ -9,7 +9,7 @@ use std::{
 use super::{
     execution::Launch,
     program::Loaded,
-    span::{Part, Starting, Waiting},
+    span::{Part, Place, Starting, Waiting},
 };
 use crate::{
     ledger::Charge,
@@ -22,8 +22,14 @@ use crate::{
 pub(super) struct Launches {
     /// Those whose inputs are there, in stream order.
     pub(super) ready: BTreeMap<u64, Launch>,
-    /// Parts of those that span workers and have not started, in stream order.
-    pub(super) spanning: BTreeMap<u64, Waiting>,
+    /// Parts of those that span workers and have not started.
+    pub(super) parts: HashMap<u64, Waiting>,
+    /// The order in which they start: by place, which is their own number or that of their [`Session::place_part`].
+    ///
+    /// [`Session::place_part`]: super::Session::place_part
+    pub(super) order: BTreeMap<u64, u64>,
+    /// Those that have no place yet, by the proxy's number of the launch.
+    pub(super) unplaced: HashMap<u64, u64>,
     /// There may be something to tell other workers of those.
     pub(super) unsaid: bool,
     /// Parts that are being handed to the plugin.
@@ -43,6 +49,22 @@ pub(super) enum Next {
 }
 
 impl Launches {
+    /// The place and the number of the part that starts first.
+    pub(super) fn first_part(&self) -> Option<(u64, u64)> {
+        let first = self.order.first_key_value();
+        first.map(|(place, sequence)| (*place, *sequence))
+    }
+
+    /// Takes out a part that starts or has failed.
+    pub(super) fn remove_part(&mut self, sequence: u64) -> Option<Waiting> {
+        let part = self.parts.remove(&sequence)?;
+        match part.place() {
+            Place::At(place) => self.order.remove(&place),
+            Place::Later(launch) => self.unplaced.remove(&launch),
+        };
+        Some(part)
+    }
+
     fn count(&self, which: impl Fn(&InFlight) -> bool) -> usize {
         self.in_flight
             .values()
@@ -55,10 +77,10 @@ impl Launches {
     /// The plugin's own collectives take a thread of its pool for each device until all have one, and so may parts of launches that
     /// span workers; half of the one and half of the other would wait for ever. So they never run at the same time.
     pub(super) fn next(&self, limit: usize) -> Option<Next> {
-        let part = self.spanning.first_key_value();
+        let part = self.first_part();
         let part = part
-            .filter(|(_, waiting)| waiting.is_ready())
-            .map(|(sequence, _)| *sequence);
+            .filter(|(_, sequence)| self.parts.get(sequence).is_some_and(Waiting::is_ready))
+            .map(|(place, _)| place);
         let local = self.ready.first_key_value();
         let local = local.map(|(sequence, launch)| (*sequence, launch.ordinals.len() > 1));
         let parts = self.starting.len() + self.count(|record| record.part.is_some());

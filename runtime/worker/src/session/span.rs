@@ -5,7 +5,8 @@
 //! the stream--> a thread a device: execute --> the plugin's events --> ended, here
 //! ```
 //!
-//! They start strictly in stream order, which is one order on all workers, and none before all its workers can start it.
+//! They start strictly in one order, which is the same on all workers: that of the stream, or, where the proxy says so, that of their
+//! Start ops (an input may be long in coming, and others go first). None starts before all its workers can start it.
 //! "Here" is not said of a part behind one that some worker cannot start yet: the others would take their devices for it,
 //! and wait. It is where all of them have that earlier one too, for they cannot start the later one before it either.
 //! So what has started ends by itself, whatever else waits: a device is never taken by a part that waits for another one's
@@ -19,11 +20,12 @@ use waystation_collectives::{self as collectives, Failure, Process};
 use waystation_pjrt::{Buffer, ExecuteContext, Execution, LoadedExecutable, OneExecution};
 use waystation_proto::{tensorflow::StatusProto, waystation::worker::Execute};
 
-use super::{Session, execution::Launch};
+use super::{Session, execution::Launch, launches::Launches};
 use crate::{
     ledger::Charge,
     status::{self, Fault},
     table::{Shard, Slot},
+    usage,
 };
 
 /// Where a program's partitions lie, of one that spans workers.
@@ -58,9 +60,20 @@ impl Part {
     }
 }
 
+/// Where a part comes among the others.
+#[derive(Clone, Copy)]
+pub(super) enum Place {
+    At(u64),
+    /// The proxy will say it, under this number of the launch.
+    Later(u64),
+}
+
 /// A part that has not started.
 pub(super) struct Waiting {
     part: Part,
+    place: Place,
+    /// It counts as an op that waits while it has no place.
+    counts: Option<usage::Waiting>,
     results: Vec<Rc<Slot>>,
     watch: u64,
     user_context: u64,
@@ -75,6 +88,10 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
+    pub(super) fn place(&self) -> Place {
+        self.place
+    }
+
     /// Whether it can be handed to the devices.
     pub(super) fn is_ready(&self) -> bool {
         self.all_can && self.launch.is_some()
@@ -151,7 +168,20 @@ impl Session {
             processes: Arc::clone(&placement.processes),
             partitions: Rc::clone(&placement.partitions),
         };
+        let (place, counts) = match op.placed_later {
+            false => (Place::At(sequence), None),
+            true => (
+                Place::Later(op.launch),
+                Some(usage::Waiting::of(&self.client)),
+            ),
+        };
+        match place {
+            Place::At(place) => self.launches.order.insert(place, sequence),
+            Place::Later(launch) => self.launches.unplaced.insert(launch, sequence),
+        };
         let waiting = Waiting {
+            place,
+            counts,
             part: part.clone(),
             results: results.to_vec(),
             watch: op.watch,
@@ -161,8 +191,23 @@ impl Session {
             all_can: false,
             launch: None,
         };
-        self.launches.spanning.insert(sequence, waiting);
+        self.launches.parts.insert(sequence, waiting);
         Ok(part)
+    }
+
+    /// Gives a part its place, behind all that have one.
+    pub(super) fn place_part(&mut self, launch: u64) {
+        // It may have failed before.
+        let Some(sequence) = self.launches.unplaced.remove(&launch) else {
+            return;
+        };
+        let place = self.mint();
+        if let Some(waiting) = self.launches.parts.get_mut(&sequence) {
+            waiting.place = Place::At(place);
+            waiting.counts = None;
+            self.launches.order.insert(place, sequence);
+            self.launches.unsaid = true;
+        }
     }
 
     /// An executable that is not known has no placement; all other workers hear that the launch fails.
@@ -175,7 +220,7 @@ impl Session {
 
     /// The inputs of a part are there, or come soon.
     pub(super) fn part_can(&mut self, sequence: u64) {
-        if let Some(waiting) = self.launches.spanning.get_mut(&sequence) {
+        if let Some(waiting) = self.launches.parts.get_mut(&sequence) {
             waiting.can = true;
             self.launches.unsaid = true;
         }
@@ -183,7 +228,7 @@ impl Session {
 
     /// The inputs of a part are there; it is gone if it has failed meanwhile.
     pub(super) fn part_ready(&mut self, sequence: u64, launch: Launch) {
-        if let Some(waiting) = self.launches.spanning.get_mut(&sequence) {
+        if let Some(waiting) = self.launches.parts.get_mut(&sequence) {
             waiting.launch = Some(launch);
             self.part_can(sequence);
         }
@@ -191,7 +236,7 @@ impl Session {
 
     /// Whether a part waits to be started, and has not failed.
     pub(super) fn part_waits(&self, sequence: u64) -> bool {
-        self.launches.spanning.contains_key(&sequence)
+        self.launches.parts.contains_key(&sequence)
     }
 
     /// Tells the other workers which parts this one can start, of those of which they can hear it.
@@ -199,7 +244,11 @@ impl Session {
         // Where the earlier parts lie that some worker cannot start yet.
         let mut earlier = Vec::new();
         let mut failed = Vec::new();
-        for (sequence, waiting) in &mut self.launches.spanning {
+        let Launches { parts, order, .. } = &mut self.launches;
+        for sequence in order.values() {
+            let Some(waiting) = parts.get_mut(sequence) else {
+                continue;
+            };
             let processes = &waiting.part.processes;
             if waiting.can && !waiting.said && may_be_said(processes, &earlier) {
                 match self.lease.reach(processes) {
@@ -225,7 +274,7 @@ impl Session {
 
     /// All workers can start their parts, or the launch has failed.
     fn all_here(&mut self, sequence: u64, outcome: Result<(), Failure>) {
-        let Some(waiting) = self.launches.spanning.get_mut(&sequence) else {
+        let Some(waiting) = self.launches.parts.get_mut(&sequence) else {
             return;
         };
         match outcome {
@@ -242,7 +291,7 @@ impl Session {
 
     /// Fails a launch of which this worker's part has not started.
     pub(super) fn part_fails(&mut self, sequence: u64, fault: &Fault) {
-        let Some(waiting) = self.launches.spanning.remove(&sequence) else {
+        let Some(waiting) = self.launches.remove_part(sequence) else {
             return;
         };
         self.launches.unsaid = true;
@@ -252,21 +301,28 @@ impl Session {
 
     /// Starts the first part; `false` when it has to wait for room.
     pub(super) fn start_part(&mut self) -> bool {
-        let Some((sequence, mut waiting)) = self.launches.spanning.pop_first() else {
+        let Some((_, sequence)) = self.launches.first_part() else {
             return false;
         };
-        let Some(launch) = waiting.launch.take() else {
-            self.launches.spanning.insert(sequence, waiting);
+        let waiting = self.launches.parts.get_mut(&sequence);
+        let Some(launch) = waiting.and_then(|waiting| waiting.launch.take()) else {
             return false;
         };
-        let prepared = self.prepare(&launch);
-        let (shards, kept, room) = match prepared {
-            Ok(Some(prepared)) => prepared,
+        let prepared = match self.prepare(&launch) {
+            Ok(Some(prepared)) => Ok(prepared),
             Ok(None) => {
-                waiting.launch = Some(launch);
-                self.launches.spanning.insert(sequence, waiting);
+                if let Some(waiting) = self.launches.parts.get_mut(&sequence) {
+                    waiting.launch = Some(launch);
+                }
                 return false;
             }
+            Err(fault) => Err(fault),
+        };
+        let Some(waiting) = self.launches.remove_part(sequence) else {
+            return false;
+        };
+        let (shards, kept, room) = match prepared {
+            Ok(prepared) => prepared,
             Err(fault) => {
                 waiting.part.fail(&fault, &self.core.place);
                 self.launch_failed(&launch.results, launch.watch, &fault);

@@ -8,7 +8,7 @@ use waystation_proto::{
         ExecutableInfo,
         worker::{
             Attach, CancelPut, Compile, Execute, Fail, FetchExecutableRequest, Load, Peers,
-            ProgramText, Put, Unload, op, peers::Peer, reply,
+            ProgramText, Put, Start, Unload, op, peers::Peer, reply,
         },
     },
     xla::PrimitiveType,
@@ -567,6 +567,54 @@ async fn a_window_full_of_launches_hears_that_their_worker_is_lost() {
     for result in results {
         let status = pair.sessions[0].read(result).await.expect_err("lost");
         assert_eq!(status.code, Code::DataLoss as i32, "{status:?}");
+    }
+    pair.stop().await;
+}
+
+/// Launches that the proxy places later hold up no others, however many there are, and start in the order of their Start ops.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_launch_without_a_place_lets_others_go_first() {
+    let mut pair = Pair::start().await;
+    pair.compile(50, "sum_over_both").await;
+    pair.put(10, 4, &[2, 2]).await;
+    let put = Put {
+        transfer: 1,
+        dtype: PrimitiveType::F32 as i32,
+        dims: vec![2, 2],
+        targets: vec![target(20, 0)],
+        ..Put::default()
+    };
+    pair.sessions[0].send(op::Op::Put(put)).await;
+    let window = waystation_worker::Limits::default().queued_ops as u64;
+    let last = window + 10;
+    for launch in 1..=last {
+        for (session, own) in pair.sessions.iter().zip([10, 14]) {
+            let first = if launch == 1 && own == 10 { 20 } else { own };
+            let later = Execute {
+                executable: 50,
+                launch,
+                args: vec![first, own + 1, own + 2, own + 3],
+                first_result: 100 * launch,
+                num_results: 1,
+                placed_later: true,
+                ..Execute::default()
+            };
+            session.send(op::Op::Execute(later)).await;
+        }
+    }
+    pair.execute(50, last + 1, 10, 10).await;
+    sums(&pair.read(10).await);
+    let bytes = 1_f32.to_le_bytes().repeat(4);
+    let stored = pair.sessions[0].put_data(1, &bytes, 16, 16).await;
+    stored.expect("taken");
+    // One that nobody knows is nothing.
+    for launch in [9999].into_iter().chain((1..=last).rev()) {
+        for session in &pair.sessions {
+            session.send(op::Op::Start(Start { launch })).await;
+        }
+    }
+    for launch in [1, last] {
+        sums(&pair.read(100 * launch).await);
     }
     pair.stop().await;
 }

@@ -10,7 +10,7 @@ struct Setup {
     gang: Arc<Gang>,
     queues: Vec<Arc<Queue>>,
     streams: Vec<Option<Ops>>,
-    lanes: Vec<Vec<Lane>>,
+    lanes: Vec<Vec<Arc<Lane>>>,
 }
 
 fn setup(queues: usize, clients: u64, window: u32) -> Setup {
@@ -26,7 +26,7 @@ fn setup(queues: usize, clients: u64, window: u32) -> Setup {
     let lanes = (1..=clients).map(|client| {
         queues
             .iter()
-            .map(|queue| Lane::open(queue, client))
+            .map(|queue| Arc::new(Lane::open(queue, client)))
             .collect()
     });
     Setup {
@@ -40,14 +40,20 @@ fn setup(queues: usize, clients: u64, window: u32) -> Setup {
 impl Setup {
     /// Queues a launch of a client over some of the queues, or says that there is no room.
     fn launch(&self, client: usize, over: &[usize], tag: u64) -> Option<()> {
+        self.launch_needing(client, over, tag, Needs::default())
+    }
+
+    fn launch_needing(&self, client: usize, over: &[usize], tag: u64, needs: Needs) -> Option<()> {
         let lanes = || over.iter().map(|&queue| &self.lanes[client][queue]);
-        let rooms = rooms(lanes()).now_or_never()?;
+        let number = client as u64 + 1;
+        let later = self.gang.places_later(number, &needs);
+        let rooms = rooms(lanes(), later).now_or_never()?;
         let part = || Execute {
             first_result: tag,
             ..Execute::default()
         };
-        self.gang
-            .send(lanes().map(|lane| (lane, part())).zip(rooms));
+        let parts = lanes().map(|lane| (lane, part())).zip(rooms);
+        self.gang.send(number, needs, parts);
         Some(())
     }
 
@@ -171,17 +177,17 @@ fn clients_take_turns_at_the_places_for_launches() {
     let lanes = std::mem::take(&mut all.lanes);
     let mut busy: Vec<_> = Vec::new();
     for _ in 0..3 * GANG_PLACES {
-        busy.push(Box::pin(rooms(std::iter::once(&lanes[0][0]))));
+        busy.push(Box::pin(rooms(std::iter::once(&lanes[0][0]), false)));
     }
     let mut sent = 0;
     // One after the other, as a session does.
     while let Some(rooms) = busy[sent].as_mut().now_or_never() {
-        all.gang
-            .send(std::iter::once((&lanes[0][0], Execute::default())).zip(rooms));
+        let parts = std::iter::once((&lanes[0][0], Execute::default())).zip(rooms);
+        all.gang.send(1, Needs::default(), parts);
         sent += 1;
     }
     assert_eq!(sent, GANG_PLACES);
-    let mut quiet = Box::pin(rooms(std::iter::once(&lanes[1][0])));
+    let mut quiet = Box::pin(rooms(std::iter::once(&lanes[1][0]), false));
     assert!(quiet.as_mut().now_or_never().is_none());
     all.credit(0, 2);
     assert_eq!(all.leaving(0).len(), 2);
@@ -228,23 +234,121 @@ fn a_worker_that_is_lost_keeps_nothing_of_the_others_waiting() {
     assert_eq!(launches(&all.leaving(2)), ended[ended.len() - 1..]);
 }
 
+/// The numbers of the launches, in the order in which they are placed.
+fn placed(ops: &[Op]) -> Vec<u64> {
+    ops.iter()
+        .filter_map(|op| match &op.op {
+            Some(op::Op::Execute(execute)) if !execute.placed_later => Some(execute.launch),
+            Some(op::Op::Start(start)) => Some(start.launch),
+            _ => None,
+        })
+        .collect()
+}
+
+#[test]
+fn a_launch_that_waits_for_a_client_s_bytes_holds_up_no_other_client_s() {
+    let mut all = setup(2, 2, 100);
+    let (needs, unmet) = Needs::one();
+    all.launch_needing(0, &[0, 1], 7, needs.clone())
+        .expect("room");
+    // It may need what the first one makes.
+    all.launch(0, &[1, 0], 8).expect("room");
+    all.launch(1, &[0, 1], 9).expect("room");
+    for queue in 0..2 {
+        let ops = all.leaving(queue);
+        assert_eq!(launches(&ops), [(1, 7), (2, 8), (3, 9)]);
+        assert_eq!(placed(&ops), [3]);
+    }
+    all.launch(1, &[0, 1], 10).expect("room");
+    drop(unmet);
+    all.launch(0, &[0], 11).expect("room");
+    assert_eq!(placed(&all.leaving(0)), [4, 1, 2, 5]);
+    assert_eq!(placed(&all.leaving(1)), [4, 1, 2]);
+    assert!(lock(&all.gang.order).is_empty());
+}
+
+/// It fails with the worker, and what it needs may never come.
+#[test]
+fn a_launch_whose_worker_is_lost_is_waited_for_no_more() {
+    let mut all = setup(3, 1, 100);
+    let processes: Vec<u32> = all.queues.iter().map(|_| all.gang.next_process()).collect();
+    for (queue, &process) in all.queues.iter().zip(&processes) {
+        all.gang.join(process, "name", "host:1", queue);
+    }
+    let (first, _never) = Needs::one();
+    let (second, later) = Needs::one();
+    all.launch_needing(0, &[0, 2], 1, first).expect("room");
+    all.launch_needing(0, &[0, 1], 2, second).expect("room");
+    all.launch(0, &[0, 1], 3).expect("room");
+    assert!(placed(&all.leaving(0)).is_empty());
+    all.streams[2] = None;
+    all.gang.leave(processes[2]);
+    assert_eq!(placed(&all.leaving(0)), [1]);
+    drop(later);
+    assert_eq!(placed(&all.leaving(0)), [2, 3]);
+    assert_eq!(placed(&all.leaving(1)), [2, 3]);
+}
+
+#[test]
+fn a_client_has_a_bounded_number_of_launches_without_a_place() {
+    let mut all = setup(1, 1, 4);
+    let (needs, unmet) = Needs::one();
+    for tag in 0..LATER_PLACES as u64 {
+        all.launch_needing(0, &[0], tag, needs.clone())
+            .expect("room");
+        assert_eq!(all.leaving(0).len(), 1);
+        all.credit(0, 1);
+    }
+    assert!(all.launch_needing(0, &[0], 0, needs).is_none());
+    drop(unmet);
+    let mut starts = 0;
+    while all.queues[0].len() > 0 {
+        let ops = all.leaving(0);
+        starts += placed(&ops).len();
+        all.credit(0, ops.len());
+    }
+    assert_eq!(starts, LATER_PLACES);
+    all.launch(0, &[0], 1).expect("room");
+}
+
 /// What the random test does.
 #[derive(Clone, Debug)]
 enum Step {
-    Launch { client: usize, over: Vec<usize> },
-    Local { client: usize, queue: usize },
-    Drop { client: usize, queue: usize },
-    Run { queue: usize, ops: usize },
-    Leave { client: usize },
-    Lose { queue: usize },
+    Launch {
+        client: usize,
+        over: Vec<usize>,
+        needs: bool,
+    },
+    Meet {
+        need: usize,
+    },
+    Local {
+        client: usize,
+        queue: usize,
+    },
+    Drop {
+        client: usize,
+        queue: usize,
+    },
+    Run {
+        queue: usize,
+        ops: usize,
+    },
+    Leave {
+        client: usize,
+    },
+    Lose {
+        queue: usize,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {
     let client = 0..4usize;
     let queue = 0..3usize;
     prop_oneof![
-        5 => (client.clone(), proptest::sample::subsequence(vec![0, 1, 2], 2..=3))
-            .prop_map(|(client, over)| Step::Launch { client, over }),
+        5 => (client.clone(), proptest::sample::subsequence(vec![0, 1, 2], 2..=3), proptest::bool::weighted(0.2))
+            .prop_map(|(client, over, needs)| Step::Launch { client, over, needs }),
+        1 => (0..1000usize).prop_map(|need| Step::Meet { need }),
         6 => (client.clone(), queue.clone()).prop_map(|(client, queue)| Step::Local { client, queue }),
         2 => (client.clone(), queue.clone()).prop_map(|(client, queue)| Step::Drop { client, queue }),
         6 => (queue.clone(), 1..20usize).prop_map(|(queue, ops)| Step::Run { queue, ops }),
@@ -254,8 +358,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Whatever clients send and workers take when: no two launches leave two queues in different orders, each leaves all of its
-    /// queues that are open, and in the end nothing is left.
+    /// Whatever clients send and workers take when, and when what launches need is there: no two launches are placed in different
+    /// orders on two workers, a client's are in its own, each is on all its workers that live, and in the end nothing is left.
     #[test]
     fn no_schedule_reverses_two_launches_or_keeps_one(
         window in 1..9u32,
@@ -267,14 +371,15 @@ proptest! {
         let mut locals = vec![vec![(0u64, 0u64); 3]; 4];
         let mut gone = [false; 4];
         let mut on_the_way = [0usize; 3];
-        let mut tag = 0;
+        let mut unmet = Vec::new();
+        let mut of_client = vec![Vec::new(); 4];
         let run = |all: &mut Setup, left: &mut Vec<Vec<u64>>, locals: &mut Vec<Vec<(u64, u64)>>, on_the_way: &mut [usize; 3], queue: usize, ops: usize| {
             let ops = ops.min(on_the_way[queue]);
             all.credit(queue, ops);
             on_the_way[queue] -= ops;
             let leaving = all.leaving(queue);
             on_the_way[queue] += leaving.len();
-            left[queue].extend(launches(&leaving).iter().map(|(_, tag)| *tag));
+            left[queue].extend(placed(&leaving));
             for op in &leaving {
                 if matches!(op.op, Some(op::Op::Watch(_))) {
                     locals[usize::try_from(op.client - 1).expect("few")][queue].1 += 1;
@@ -284,14 +389,24 @@ proptest! {
         };
         for step in steps {
             match step {
-                Step::Launch { client, over } if !gone[client] => {
-                    if all.launch(client, &over, tag).is_some() {
-                        for queue in over {
-                            sent[queue].push(tag);
+                Step::Launch { client, over, needs } if !gone[client] => {
+                    let number = all.gang.launches.load(Relaxed);
+                    let needs = match needs {
+                        true => {
+                            let (needs, need) = Needs::one();
+                            unmet.push(need);
+                            needs
                         }
+                        false => Needs::default(),
+                    };
+                    if all.launch_needing(client, &over, number, needs).is_some() {
+                        for queue in over {
+                            sent[queue].push(number);
+                        }
+                        of_client[client].push(number);
                     }
-                    tag += 1;
                 }
+                Step::Meet { need } if !unmet.is_empty() => drop(unmet.swap_remove(need % unmet.len())),
                 Step::Local { client, queue } if !gone[client] => {
                     let sent = all.local(client, queue).is_some();
                     locals[client][queue].0 += u64::from(sent);
@@ -308,6 +423,7 @@ proptest! {
                 _ => {}
             }
         }
+        unmet.clear();
         let open: Vec<usize> = (0..3).filter(|&queue| all.streams[queue].is_some()).collect();
         for &queue in &open {
             run(&mut all, &mut left, &mut locals, &mut on_the_way, queue, 0);
@@ -315,8 +431,18 @@ proptest! {
                 let some = run(&mut all, &mut left, &mut locals, &mut on_the_way, queue, 8);
                 prop_assert!(some > 0, "queue {queue} is stuck with {} ops", all.queues[queue].len());
             }
-            // The order of sending is the order of leaving, on each of them: so no two differ.
-            prop_assert_eq!(&left[queue], &sent[queue]);
+            let mut sorted = left[queue].clone();
+            sorted.sort_unstable();
+            prop_assert_eq!(&sorted, &sent[queue]);
+            for own in &of_client {
+                prop_assert!(left[queue].iter().filter(|number| own.contains(number)).is_sorted());
+            }
+            for other in &open {
+                let shared = |one: usize, two: usize| -> Vec<u64> {
+                    left[one].iter().filter(|number| left[two].contains(number)).copied().collect()
+                };
+                prop_assert_eq!(shared(queue, *other), shared(*other, queue));
+            }
             for client in &locals {
                 prop_assert_eq!(client[queue].0, client[queue].1);
             }
