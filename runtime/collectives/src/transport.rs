@@ -4,6 +4,7 @@ mod frame;
 mod hello;
 mod queue;
 mod read;
+mod strangers;
 mod tcp;
 #[cfg(test)]
 mod tests;

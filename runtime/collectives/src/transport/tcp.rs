@@ -13,6 +13,7 @@ use super::frame::{Head, text};
 use super::hello::{Secret, greeted, hello, refused, timed_out};
 use super::queue::Queue;
 use super::read::read;
+use super::strangers::{Stranger, Strangers};
 use super::{Message, Process, Transport};
 use crate::call::{Code, Failure};
 use crate::engine::Engine;
@@ -24,7 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream, ToSocketAddrs};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 /// Bounds of the transport.
@@ -32,8 +33,10 @@ use tokio::task::JoinSet;
 pub struct Config {
     /// How long a connection may take to say hello.
     pub hello: Duration,
-    /// Connections that have not said hello, at a time.
+    /// Connections that have not said hello, at a time; more take the place of the oldest.
     pub strangers: usize,
+    /// The same from one address.
+    pub strangers_of_address: usize,
     /// Messages of no data that may wait for one process. Those are a few for each call under way.
     pub waiting: usize,
 }
@@ -41,8 +44,9 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            hello: Duration::from_secs(10),
+            hello: Duration::from_secs(5),
             strangers: 64,
+            strangers_of_address: 32,
             waiting: 1 << 20,
         }
     }
@@ -207,19 +211,22 @@ impl Tcp {
 
     /// Takes connections from now on, for `engine`. To be called within a runtime.
     pub fn listen(&self, listener: TcpListener, engine: Engine) {
-        let strangers = Arc::new(Semaphore::new(self.0.config.strangers));
+        let config = &self.0.config;
+        let strangers = Strangers::new(config.strangers, config.strangers_of_address);
         let tcp = self.clone();
         self.spawn(async move {
             loop {
-                let Ok(permit) = Arc::clone(&strangers).acquire_owned().await else {
-                    return;
-                };
                 let accepted = tokio::select! {
                     accepted = listener.accept() => accepted,
                     () = tcp.stopped() => return,
                 };
                 match accepted {
-                    Ok((stream, _)) => tcp.spawn(tcp.clone().greet(stream, engine.clone(), permit)),
+                    Ok((stream, address)) => {
+                        let stranger = strangers.admit(address.ip().to_canonical());
+                        tcp.spawn(tcp.clone().greet(stream, engine.clone(), stranger));
+                        // So that it is heard before it may have to make room for others.
+                        tokio::task::yield_now().await;
+                    }
                     Err(error) => {
                         tracing::warn!(%error, "a connection of another worker was not taken");
                         // Such as too many open files: not again at once.
@@ -231,12 +238,15 @@ impl Tcp {
     }
 
     /// Takes a connection that was made by another process, if it is one that may.
-    async fn greet(self, mut stream: TcpStream, engine: Engine, permit: OwnedSemaphorePermit) {
-        let greeted = greeted(&mut stream, self.0.me, &self.0.secret);
-        let greeted = tokio::time::timeout(self.0.config.hello, greeted)
-            .await
-            .unwrap_or_else(|_| Err(timed_out()));
-        drop(permit);
+    async fn greet(self, mut stream: TcpStream, engine: Engine, stranger: Stranger) {
+        let greeted = tokio::select! {
+            // Who has said hello by now is welcome all the same.
+            biased;
+            greeted = greeted(&mut stream, self.0.me, &self.0.secret) => greeted,
+            () = tokio::time::sleep(self.0.config.hello) => Err(timed_out()),
+            () = stranger.displaced() => Err(refused("it said nothing, and others came")),
+        };
+        drop(stranger);
         match greeted {
             Ok(from) => {
                 // The answer comes first, and comes when this process has taken the connection.

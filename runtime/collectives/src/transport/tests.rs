@@ -7,7 +7,7 @@ use crate::engine::Engine;
 use crate::op::{Kind, Op, Operand, Reduction};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
 
 const SECRET: [u8; 32] = [7; 32];
@@ -234,7 +234,7 @@ async fn strangers_are_turned_away() {
             .await
             .is_err()
     );
-    // One that says nothing is waited for, and then the next one is heard.
+    // One that says nothing makes room for the next one.
     let silent = TcpStream::connect(a.address).await.expect("it connects");
     let good = Tcp::new(Process(1), Secret::new(SECRET), Config::default());
     good.connect(Process(0), a.address, engine)
@@ -251,6 +251,53 @@ async fn strangers_are_turned_away() {
             .code(),
         Code::DataLoss
     );
+}
+
+/// A connection that says nothing, from an address of this machine.
+async fn silent_from(address: [u8; 4], to: &Node) -> TcpStream {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.bind((address, 0).into()).expect("an address");
+    socket.connect(to.address).await.expect("it connects")
+}
+
+#[tokio::test]
+async fn silent_strangers_make_room_for_each_other_and_hold_up_nobody() {
+    let config = Config {
+        hello: Duration::from_secs(3600),
+        strangers: 4,
+        strangers_of_address: 2,
+        ..Config::default()
+    };
+    let a = node(0, config).await;
+    // Connections are taken in the order in which they were made.
+    let mut other = silent_from([127, 0, 0, 2], &a).await;
+    let mut silent = Vec::new();
+    for _ in 0..20 {
+        silent.push(silent_from([127, 0, 0, 1], &a).await);
+    }
+    let good = Tcp::new(Process(1), Secret::new(SECRET), Config::default());
+    let engine = Engine::new(Process(1), Arc::new(good.clone()));
+    good.connect(Process(0), a.address, engine)
+        .await
+        .expect("it is heard");
+    for stranger in &mut silent[..19] {
+        let end = stranger.read(&mut [0]).await;
+        assert!(end.map_or(true, |read| read == 0));
+    }
+    // Those have not cost another address its place.
+    let hello = super::hello::hello_for_tests(Process(2), Process(0), SECRET);
+    other.write_all(&hello).await.expect("sent");
+    let mut answer = vec![0; hello.len()];
+    other.read_exact(&mut answer).await.expect("an answer");
+    // All together are no more than may be, wherever they come from.
+    let mut many = Vec::new();
+    for last in 3..12 {
+        many.push(silent_from([127, 0, 0, last], &a).await);
+    }
+    for stranger in &mut many[..5] {
+        let end = stranger.read(&mut [0]).await;
+        assert!(end.map_or(true, |read| read == 0));
+    }
 }
 
 /// A connection to the process 0 by hand, as process 1.
