@@ -19,18 +19,19 @@ pub fn release_free_heap() {
 }
 
 /// Memory below this size is left to pages of the usual size.
-const LARGE: usize = 4 << 20;
+const LARGE: usize = 1 << 20;
 
-/// Asks the system to back memory by large pages where it has none yet. It may be anybody's: what it holds stays.
+/// Asks the system to back memory by large pages where it has none yet. It may be anybody's: what it holds stays. Pieces of memory
+/// that lie side by side can share a large page, when all of them were asked for.
 pub(crate) fn prefer_large_pages(start: *mut u8, bytes: usize) {
-    // Advice is for whole pages; within a page that others have a part of, it is theirs as well, so not for those.
-    let page = rustix::param::page_size();
-    let skipped = start.addr().next_multiple_of(page) - start.addr();
-    let whole = bytes.saturating_sub(skipped) / page * page;
-    if whole < LARGE {
+    if bytes < LARGE {
         return;
     }
-    let first = start.wrapping_add(skipped).cast();
+    // Advice is for whole pages. The first and the last may be others' as well, who lose nothing by it.
+    let page = rustix::param::page_size();
+    let before = start.addr() % page;
+    let whole = (before + bytes).next_multiple_of(page);
+    let first = start.wrapping_sub(before).cast();
     // SAFETY: the advice changes no byte and no right, whatever the range. A system that does not take it says so.
     let _ = unsafe { rustix::mm::madvise(first, whole, rustix::mm::Advice::LinuxHugepage) };
 }
@@ -96,11 +97,12 @@ mod tests {
             return;
         }
         // Mapped by themselves.
-        let (mut large, mut small) = (vec![0; 2 * LARGE], vec![0; LARGE]);
-        prefer_large_pages(large.as_mut_ptr(), large.len());
-        prefer_large_pages(small.as_mut_ptr(), small.len() - 1);
-        assert!(is_large(&raw const large[LARGE]));
-        assert!(!is_large(&raw const small[LARGE / 2]));
+        let (mut large, mut small) = (vec![0; 64 << 20], vec![0; 64 << 20]);
+        prefer_large_pages(large.as_mut_ptr(), LARGE);
+        prefer_large_pages(small.as_mut_ptr(), LARGE - 1);
+        assert!(is_large(&raw const large[0]) && is_large(&raw const large[LARGE - 1]));
+        assert!(!is_large(&raw const large[2 * LARGE]));
+        assert!(!is_large(&raw const small[0]));
         assert!(large.iter().chain(&small).all(|byte| *byte == 0));
     }
 }
