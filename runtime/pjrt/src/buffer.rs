@@ -9,6 +9,7 @@ use crate::event::{Event, RawEvent};
 use crate::host::AlignedBytes;
 use crate::sys;
 use crate::transfer::to_host::{self, ToHost};
+use crate::view::HostView;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -206,6 +207,18 @@ impl Buffer {
     /// [`crate::Code::Unimplemented`] from plugins that cannot; else what the plugin reports.
     pub fn part_to_host(&self, offset: u64, dst: AlignedBytes) -> Result<ToHost, Error> {
         to_host::part_to_host(self, offset, dst)
+    }
+
+    /// The array's own bytes, as they lie on the device, where that is memory of this process; `None` where it is not, or the plugin
+    /// does not tell. The array must be filled ([`Buffer::ready`]). As long as the view lives, no execution takes the array's
+    /// memory over: one that wants to fails.
+    ///
+    /// # Errors
+    ///
+    /// What the plugin reports, such as for a buffer that was deleted or donated; [`crate::Code::FailedPrecondition`] if the array
+    /// is not filled.
+    pub fn host_view(&self) -> Result<Option<HostView>, Error> {
+        HostView::of(self)
     }
 
     /// Copies to the default memory of another device of the same client.

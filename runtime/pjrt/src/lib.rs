@@ -53,6 +53,7 @@ mod sys;
 mod transfer;
 mod transform;
 mod value;
+mod view;
 
 pub use buffer::Buffer;
 pub use client::Client;
@@ -69,3 +70,4 @@ pub use key_value::KeyValueStore;
 pub use plugin::Plugin;
 pub use transfer::to_host::ToHost;
 pub use value::OptionValue;
+pub use view::HostView;

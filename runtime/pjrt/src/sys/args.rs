@@ -357,6 +357,20 @@ calls! { PJRT_Api:
         buffer: *mut PJRT_Buffer,
         is_deleted: bool,
     });
+    PJRT_Buffer_IsOnCpu(PJRT_Buffer_IsOnCpu_Args {
+        buffer: *mut PJRT_Buffer,
+        is_on_cpu: bool,
+    });
+    PJRT_Buffer_IncreaseExternalReferenceCount(PJRT_Buffer_IncreaseExternalReferenceCount_Args {
+        buffer: *mut PJRT_Buffer,
+    });
+    PJRT_Buffer_DecreaseExternalReferenceCount(PJRT_Buffer_DecreaseExternalReferenceCount_Args {
+        buffer: *mut PJRT_Buffer,
+    });
+    PJRT_Buffer_OpaqueDeviceMemoryDataPointer(PJRT_Buffer_OpaqueDeviceMemoryDataPointer_Args {
+        buffer: *mut PJRT_Buffer,
+        device_memory_ptr: *mut c_void,
+    });
     PJRT_Buffer_CopyToDevice(PJRT_Buffer_CopyToDevice_Args {
         buffer: *mut PJRT_Buffer,
         dst_device: *mut PJRT_Device,

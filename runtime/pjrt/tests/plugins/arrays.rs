@@ -298,6 +298,35 @@ pub(crate) fn parts_are_fetched_where_the_plugin_can(which: Which) {
     assert_eq!(code(part(0, 0)), invalid);
 }
 
+pub(crate) fn arrays_on_the_host_are_seen_in_place(which: Which) {
+    let client = which.client();
+    let values = [1.0, 2.0, 3.0, 4.0, 5.0];
+    let buffer = put(&client, 0, &values);
+    let filled = buffer.ready().expect("an event");
+    filled.wait().expect("it is filled");
+    let view = buffer
+        .host_view()
+        .expect("a view")
+        .expect("the device is the host");
+    assert_eq!(view.as_ref(), bytes_of(&values));
+    // Two at a time, and the same memory.
+    let other = buffer.host_view().expect("a view").expect("as before");
+    assert_eq!(other.as_ref().as_ptr(), view.as_ref().as_ptr());
+    drop(view);
+    // The view keeps the array.
+    drop(buffer);
+    assert_eq!(other.as_ref(), bytes_of(&values));
+    drop(other);
+    let empty = put(&client, 0, &[]);
+    empty.ready().expect("an event").wait().expect("filled");
+    let view = empty.host_view().expect("a view").expect("as before");
+    assert!(view.as_ref().is_empty());
+    drop(view);
+    let deleted = put(&client, 0, &values);
+    deleted.delete().expect("deleted");
+    assert!(deleted.host_view().is_err());
+}
+
 pub(crate) fn layouts_are_kept_and_told(which: Which) {
     let client = which.client();
     let bytes = bytes_of(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);

@@ -47,13 +47,15 @@ on_every_plugin! {
         host_bytes_are_released
         aligned_bytes_are_used_in_place
         fetching_needs_room
-        parts_are_fetched_where_the_plugin_can;
+        parts_are_fetched_where_the_plugin_can
+        arrays_on_the_host_are_seen_in_place;
     dtypes:
         every_type_survives;
     programs:
         one_device
         many_devices
         donation
+        what_is_seen_is_not_overwritten
         outputs_are_described
         compile_errors
         run_errors

@@ -1,7 +1,7 @@
 //! Compiling and running.
 
 use crate::support::{
-    DEVICES, Which, add, all_reduce, code, compile, fetch_floats, options, put, run,
+    DEVICES, Which, add, all_reduce, bytes_of, code, compile, fetch_floats, options, put, run,
 };
 use prost::Message;
 use waystation_pjrt::{Code, ElementType, ExecuteOptions, OptionValue};
@@ -121,6 +121,25 @@ pub(crate) fn donation(which: Which) {
             .expect_err("a is gone"),
     };
     assert!(error.is_from_plugin(), "{error}");
+}
+
+/// An execution that would take over an array's memory fails, or takes other memory, while the bytes are seen.
+pub(crate) fn what_is_seen_is_not_overwritten(which: Which) {
+    let client = which.client();
+    let executable = compile(&client, &add(true), &[0]).expect("it compiles");
+    let first = put(&client, 0, &[1., 2., 3., 4.]);
+    let b = put(&client, 0, &[1., 1., 1., 1.]);
+    let a = run(&executable, &[&first, &b]).remove(0);
+    let view = a.host_view().expect("a view").expect("on the host");
+    let seen = [2., 3., 4., 5.];
+    assert_eq!(view.as_ref(), bytes_of(&seen));
+    let donated = executable.execute(&[vec![&a, &b]], &ExecuteOptions::default());
+    for done in donated.into_iter().flat_map(|execution| execution.done) {
+        let _ = done.wait();
+    }
+    assert_eq!(view.as_ref(), bytes_of(&seen));
+    drop(view);
+    drop((a, b, first));
 }
 
 pub(crate) fn outputs_are_described(which: Which) {
