@@ -22,6 +22,9 @@ const SHARED_NAME: &str = "waystation-segment";
 /// Alignment from which CPU plugins use host memory in place.
 pub(crate) const ALIGNMENT: usize = 64;
 
+/// [`AlignedBytes::mapped`] blocks from this on are in large pages where the system has some: those are filled sooner.
+const HUGE: usize = 4 << 20;
+
 /// [`AlignedBytes::mapped`] blocks can be cut at multiples of this: no page is larger on the systems that we know.
 const GRAIN: usize = 64 << 10;
 
@@ -89,7 +92,12 @@ impl AlignedBytes {
         // SAFETY: a new mapping, at a place that the system chooses.
         let made =
             unsafe { rustix::mm::mmap_anonymous(null_mut(), len, access, MapFlags::PRIVATE) };
-        let start = made.ok().and_then(|start| NonNull::new(start.cast()));
+        let start = made.ok().and_then(|start| NonNull::new(start.cast::<u8>()));
+        if let Some(start) = start.filter(|_| len >= HUGE) {
+            let advice = rustix::mm::Advice::LinuxHugepage;
+            // SAFETY: the mapping just made. The system may not know of such pages; then it has its usual ones.
+            let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), len, advice) };
+        }
         match start {
             Some(start) => Ok(Self {
                 start,
