@@ -13,8 +13,6 @@ const INTERVAL: Duration = Duration::from_millis(500);
 const WORTH_BYTES: u64 = 32 << 20;
 /// What a shard's book-keeping takes beside its bytes, about.
 const SHARD_BYTES: u64 = 1 << 10;
-/// For so many readings what a save has used is kept for the next one: a minute.
-const SAVES_APART: u32 = 120;
 /// How many more times the heap is walked after that.
 const ECHOES: u32 = 4;
 
@@ -27,7 +25,6 @@ pub(crate) async fn watch(
     stop: CancellationToken,
 ) {
     let mut level = Level::default();
-    let mut idle = 0_u32;
     let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -36,16 +33,9 @@ pub(crate) async fn watch(
             _ = ticks.tick() => {}
         }
         segments.sweep();
+        slabs.sweep();
         let bytes = counters.array_bytes.load(Ordering::Relaxed);
         let on_their_way = checkpoints.totals().host_memory_bytes;
-        idle = if on_their_way == 0 {
-            idle.saturating_add(1)
-        } else {
-            0
-        };
-        if idle == SAVES_APART {
-            slabs.clear();
-        }
         let bytes = bytes.saturating_add(on_their_way);
         let shards = counters.shards.load(Ordering::Relaxed);
         if level.has_fallen(bytes.saturating_add(shards.saturating_mul(SHARD_BYTES))) {

@@ -8,6 +8,7 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
 use waystation_checkpoint::{Buffer, Buffers, Term};
@@ -17,6 +18,8 @@ use waystation_pjrt::{AlignedBytes, Error};
 const SMALL_BYTES: usize = 128 << 10;
 /// What is taken from the system at a time, where there is room for so much.
 const REGION_BYTES: usize = 32 << 20;
+/// How long what nobody uses is kept after the last use of any.
+const IDLE_TIME: Duration = Duration::from_secs(60);
 
 /// The slabs of this process.
 #[derive(Debug)]
@@ -31,6 +34,8 @@ struct State {
     idle_bytes: usize,
     /// By place, no two that could be joined.
     idle: BTreeMap<usize, AlignedBytes>,
+    /// When memory was taken or came back.
+    last_use: Option<Instant>,
 }
 
 impl State {
@@ -106,6 +111,7 @@ impl Slabs {
         }
         let (kept, gone) = {
             let mut state = self.state();
+            state.last_use = Some(Instant::now());
             match state.find(len) {
                 Some(bytes) => (Some(bytes), Vec::new()),
                 None => (None, state.evict(self.budget_bytes.saturating_sub(len))),
@@ -149,9 +155,17 @@ impl Slabs {
         Ok((AlignedBytes::mapped(len)?, None))
     }
 
-    /// Gives back what nobody uses.
-    pub(crate) fn clear(&self) {
-        let gone = self.state().evict(0);
+    /// Gives back what nobody has used for a while.
+    pub(crate) fn sweep(&self) {
+        let gone = {
+            let mut state = self.state();
+            let recent = |since: Instant| since.elapsed() < IDLE_TIME;
+            if state.last_use.is_none_or(recent) {
+                return;
+            }
+            state.last_use = None;
+            state.evict(0)
+        };
         drop(gone);
     }
 
@@ -179,10 +193,22 @@ impl Drop for Slab {
         state.used_bytes = state.used_bytes.saturating_sub(self.counted_bytes);
         let (capacity, held) = (bytes.capacity(), state.used_bytes + state.idle_bytes);
         if capacity > 0 && held.saturating_add(capacity) <= home.budget_bytes {
+            state.last_use = Some(Instant::now());
             state.keep(bytes);
         } else {
             drop(state);
             drop(bytes);
+        }
+    }
+}
+
+impl From<AlignedBytes> for Slab {
+    /// Memory that goes where it came from.
+    fn from(bytes: AlignedBytes) -> Slab {
+        Slab {
+            bytes,
+            counted_bytes: 0,
+            home: None,
         }
     }
 }
@@ -222,6 +248,12 @@ mod tests {
         idle
     }
 
+    fn rest_a_while(slabs: &Slabs) {
+        let mut state = slabs.state();
+        let since = state.last_use.expect("a use");
+        state.last_use = Some(since.checked_sub(IDLE_TIME).expect("a machine that runs"));
+    }
+
     fn passing(slabs: &Arc<Slabs>, len: usize) -> Slab {
         slabs.take(len, Term::Passing).expect("memory")
     }
@@ -248,7 +280,10 @@ mod tests {
         assert_eq!(kept(&slabs), 0);
         drop(passing(&slabs, MIB / 2));
         assert_eq!(kept(&slabs), MIB / 2);
-        slabs.clear();
+        slabs.sweep();
+        assert_eq!(kept(&slabs), MIB / 2, "not yet");
+        rest_a_while(&slabs);
+        slabs.sweep();
         assert_eq!(kept(&slabs), 0);
         assert!(slabs.take(usize::MAX, Term::Passing).is_err());
     }
@@ -283,7 +318,12 @@ mod tests {
             .collect();
         drop(passing(&slabs, 3 * MIB));
         assert_eq!(kept(&slabs), 3 * MIB, "arrays leave the budget to others");
+        rest_a_while(&slabs);
+        slabs.sweep();
         drop(arrays);
         assert_eq!(kept(&slabs), 4 * MIB);
+        rest_a_while(&slabs);
+        slabs.sweep();
+        assert_eq!(kept(&slabs), 0, "however long after the last save");
     }
 }
