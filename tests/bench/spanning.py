@@ -9,9 +9,10 @@ import figures
 from cache import TINY
 
 MIB = 1 << 20
-# Bytes that go at a time: collectives' chunks (waystation-collectives) and the data service's frames (waystation-worker). Both
-# have one connection between two workers.
+# Bytes that go at a time: collectives' chunks (waystation-collectives), over one connection between two workers, and those of
+# arrays (waystation-worker, data), over several.
 CHUNK, FRAME = 256 << 10, 1 << 20
+CONNECTIONS = 2
 # Train steps: milliseconds in one worker, the least of one worker's speed, and a model with less than 4 and 40 MB of gradients.
 STEPS = (
     (20, 0.80, {"layers": 2, "width": 128, "sequence": 64}),
@@ -25,8 +26,8 @@ HOOKED_FACTOR = 1.10
 class Loopback:
     """A process that does with another one, over loopback, what is asked for, once each time it is told to."""
 
-    def __init__(self, binary, what, size, buffer):
-        command = [binary, "--what", what, "--bytes", size, "--buffer", buffer]
+    def __init__(self, binary, what, size, buffer, connections):
+        command = [binary, "--what", what, "--bytes", size, "--buffer", buffer, "--connections", connections]
         self.process = subprocess.Popen(
             [str(word) for word in command], text=True, bufsize=1, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -63,9 +64,9 @@ class SpanningParts:
             for milliseconds, bound, shape in STEPS:
                 self.data_parallel(two, one, milliseconds, bound, shape)
             size = MIB if self.quick else 64 * MIB
-            self.against_loopback(two, "all_reduce", "all-reduce", "ring", size, CHUNK)
+            self.against_loopback(two, "all_reduce", "all-reduce", "ring", size, CHUNK, 1)
             size = MIB if self.quick else 1024 * MIB
-            self.against_loopback(two, "moved", "reshard", "one-way", size, FRAME)
+            self.against_loopback(two, "moved", "reshard", "one-way", size, FRAME, CONNECTIONS)
         self.hooked_compile()
 
     def data_parallel(self, two, one, milliseconds, bound, shape):
@@ -88,9 +89,9 @@ class SpanningParts:
             f"losses {last['loss']!r} and {taken['one worker'][-1]['loss']!r}"
         )
 
-    def against_loopback(self, side, part, name, what, size, buffer):
+    def against_loopback(self, side, part, name, what, size, buffer, connections):
         setup, ours, raw = {"size_bytes": size}, [], []
-        with Loopback(self.sides.loopback_bench, what, size, buffer) as loopback:
+        with Loopback(self.sides.loopback_bench, what, size, buffer, connections) as loopback:
             for pair in range(-1, self.pairs):
                 order = [
                     lambda: ours.append(side.run(part, setup)["seconds"]),

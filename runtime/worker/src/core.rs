@@ -11,9 +11,9 @@ use waystation_proto::{
 };
 
 use crate::{
-    compiler::Compiler, config::Limits, counters::Counters, lease::Lease, ledger::Ledger,
-    outbox::Outbox, peers::Peers, segments::Segments, session::Session, slabs::Slabs,
-    spanning::Spanning, status, usage::Clients, window::Permit, writing::Writing,
+    compiler::Compiler, config::Limits, counters::Counters, data::Offers, lease::Lease,
+    ledger::Ledger, outbox::Outbox, peers::Peers, segments::Segments, session::Session,
+    slabs::Slabs, spanning::Spanning, status, usage::Clients, window::Permit, writing::Writing,
 };
 
 /// Work for the dispatch thread on a session's state.
@@ -58,6 +58,8 @@ pub(crate) struct Core {
     pub(crate) events: Sender<Event>,
     pub(crate) compiler: Arc<Compiler>,
     pub(crate) peers: Arc<Peers>,
+    /// What other workers may fetch from this one.
+    pub(crate) offers: Arc<Offers>,
     pub(crate) segments: Arc<Segments>,
     pub(crate) checkpoints: waystation_checkpoint::Engine,
     pub(crate) slabs: Arc<Slabs>,

@@ -1,4 +1,4 @@
-//! Host memory for transfers.
+//! Host memory for transfers, and secrets in it.
 
 use waystation_pjrt::AlignedBytes;
 use waystation_proto::tensorflow::StatusProto;
@@ -15,4 +15,18 @@ pub(crate) fn copy(bytes: &[u8]) -> Result<AlignedBytes, StatusProto> {
     let mut copy = zeroed(bytes.len())?;
     copy.copy_from_slice(bytes);
     Ok(copy)
+}
+
+/// Fills `bytes` with what nobody can guess.
+pub(crate) fn randomize(bytes: &mut [u8]) -> rustix::io::Result<()> {
+    let mut filled = 0;
+    while filled < bytes.len() {
+        let flags = rustix::rand::GetRandomFlags::empty();
+        match rustix::rand::getrandom(&mut bytes[filled..], flags) {
+            Ok(count) => filled += count,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }

@@ -2,22 +2,27 @@
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use bytes::{Bytes, BytesMut};
 use tonic::transport::{Channel, Endpoint};
-use waystation_pjrt::AlignedBytes;
+use waystation_checkpoint::Term;
 use waystation_proto::{
     tensorflow::{StatusProto, error::Code},
     waystation::worker::{
-        ExecutableFrame, ExecutableHeader, FetchDataRequest, FetchExecutableRequest,
+        DataFrame, ExecutableFrame, ExecutableHeader, FetchDataRequest, FetchExecutableRequest,
         worker_client::WorkerClient,
     },
 };
 
-use crate::{host, layout::Order, status};
+use crate::{
+    data::{Connections, Ticket},
+    layout::Order,
+    slabs::{Slab, Slabs},
+    status,
+};
 
 /// Windows of every connection between our parts: with tonic's defaults h2 ends a connection that has a few thousand small
 /// messages unread, and large transfers wait for each round trip.
@@ -30,10 +35,13 @@ const MOST_EXECUTABLE_BYTES: u64 = 8 << 30;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Connections by address, kept while the worker lives.
-#[derive(Debug, Default)]
+/// Connections by address.
+#[derive(Debug)]
 pub(crate) struct Peers {
+    /// Kept while the worker lives.
     channels: Mutex<HashMap<String, Channel>>,
+    connections: Connections,
+    slabs: Arc<Slabs>,
 }
 
 /// How to reach a service of ours at "host:port".
@@ -104,6 +112,15 @@ fn gone_with(address: &str, what: &str, error: &tonic::Status) -> StatusProto {
 }
 
 impl Peers {
+    /// What is fetched comes into these slabs.
+    pub(crate) fn new(slabs: Arc<Slabs>) -> Arc<Peers> {
+        Arc::new(Peers {
+            channels: Mutex::default(),
+            connections: Connections::default(),
+            slabs,
+        })
+    }
+
     /// Begins to fetch an executable that another worker has loaded.
     pub(crate) async fn executable(
         &self,
@@ -156,52 +173,62 @@ impl Peers {
         epoch: u64,
         transfer: u64,
         bytes: usize,
-    ) -> Result<(AlignedBytes, Order), StatusProto> {
+        term: Term,
+    ) -> Result<(Slab, Order), StatusProto> {
         let gone = |error: &tonic::Status| gone_with(address, "arrays", error);
+        let lost = |why: &dyn std::fmt::Display| {
+            let what = format!("the worker at {address} is gone with its arrays: {why}");
+            status::of(Code::DataLoss, what)
+        };
         let mut client =
             WorkerClient::new(self.channel(address)?).max_decoding_message_size(usize::MAX);
-        let request = FetchDataRequest { epoch, transfer };
-        let mut frames = client
-            .fetch_data(request)
-            .await
-            .map_err(|error| gone(&error))?
-            .into_inner();
-        let mut data: Option<AlignedBytes> = None;
-        let mut order = None;
-        let mut filled = 0usize;
-        while let Some(frame) = frames.message().await.map_err(|error| gone(&error))? {
-            if let Some(header) = frame.header {
-                if header.size_bytes != bytes as u64 {
-                    return Err(status::invalid(format!(
-                        "transfer {transfer} of the worker at {address} has {} bytes, {bytes} are needed",
-                        header.size_bytes
-                    )));
-                }
-                order = Some(header.minor_to_major).filter(|order| !order.is_empty());
-            }
-            let data = match &mut data {
-                Some(data) => data,
-                None => data.insert(host::zeroed(bytes)?),
-            };
-            let end = filled
-                .checked_add(frame.data.len())
-                .filter(|&end| end <= bytes);
-            let Some(end) = end else {
-                return Err(status::invalid(format!(
-                    "transfer {transfer} of the worker at {address} has more than {bytes} bytes"
-                )));
-            };
-            data[filled..end].copy_from_slice(&frame.data);
-            filled = end;
+        let request = FetchDataRequest {
+            epoch,
+            transfer,
+            by_connection: true,
+        };
+        let frames = client.fetch_data(request).await;
+        let mut frames = frames.map_err(|error| gone(&error))?.into_inner();
+        let frame = frames.message().await.map_err(|error| gone(&error))?;
+        let DataFrame { header, data, .. } = frame.unwrap_or_default();
+        let header = header.ok_or_else(|| {
+            status::invalid(format!(
+                "the worker at {address} sent transfer {transfer} without its header"
+            ))
+        })?;
+        let differs = |size: u64| {
+            status::invalid(format!(
+                "transfer {transfer} of the worker at {address} has {size} bytes, {bytes} are needed"
+            ))
+        };
+        if header.size_bytes != bytes as u64 {
+            return Err(differs(header.size_bytes));
         }
-        match data {
-            Some(data) if filled == bytes => Ok((data, order)),
-            _ => Err(status::of(
-                Code::DataLoss,
-                format!(
-                    "the worker at {address} sent {filled} of the {bytes} bytes of transfer {transfer}"
-                ),
-            )),
+        let order = Some(header.minor_to_major).filter(|order| !order.is_empty());
+        let taken = self.slabs.take(bytes, term);
+        let mut slab = taken.map_err(|error| status::of_plugin(&error, 0))?;
+        if header.ticket.is_empty() {
+            if data.len() != bytes {
+                return Err(differs(data.len() as u64));
+            }
+            slab.bytes.copy_from_slice(&data);
+            return Ok((slab, order));
+        }
+        let ticket = Ticket::try_from(&header.ticket[..]).map_err(|_| {
+            status::invalid(format!("the worker at {address} sent what is no ticket"))
+        })?;
+        let memory = std::mem::take(&mut slab.bytes);
+        tokio::select! {
+            biased;
+            fetched = self.connections.fetch(address, ticket, memory) => {
+                slab.bytes = fetched.map_err(|error| lost(&error))?;
+                Ok((slab, order))
+            }
+            // It stays open as long as the worker lives, and this end has not closed it.
+            ended = frames.message() => Err(match ended {
+                Err(error) => gone(&error),
+                Ok(_) => lost(&"it broke off"),
+            }),
         }
     }
 }

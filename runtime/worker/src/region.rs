@@ -1,5 +1,7 @@
 //! Boxes of elements inside dense row-major arrays, and their copies. Nothing here trusts its input.
 
+use std::ops::Range;
+
 use waystation_proto::{tensorflow::StatusProto, waystation::worker};
 
 use crate::{geometry, status};
@@ -47,6 +49,28 @@ pub(crate) fn total_bytes<'a>(
 pub(crate) struct Dense<'a, B> {
     pub(crate) bytes: B,
     pub(crate) dims: &'a [i64],
+}
+
+/// Where a box's elements lie in a dense array, if they lie one behind the other.
+pub(crate) fn together(
+    region: &Region,
+    dims: &[i64],
+    element: usize,
+) -> Result<Option<Range<usize>>, StatusProto> {
+    let all = geometry::dense_bytes(dims, element)?;
+    let start = axes(all, dims, &region.offset, &region.size, element)?.start;
+    let len = region.bytes(element)?;
+    // All but one index of the dimensions before, anything of the next one, and all of those behind it.
+    let mut behind = region
+        .size
+        .iter()
+        .zip(dims)
+        .skip_while(|(size, _)| **size == 1);
+    behind.next();
+    let together = len == 0 || behind.all(|(size, dim)| size == dim);
+    // Nothing lies anywhere.
+    let start = start.min(all - len);
+    Ok(together.then(|| start..start + len))
 }
 
 /// Copies `size` elements in each dimension from `from`, at `from_offset`, to `to`, at `to_offset`.
@@ -227,6 +251,26 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn boxes_that_lie_together_are_known() {
+        let known = |dims: &[i64], offset: &[i64], size: &[i64]| {
+            let region = Region {
+                offset: offset.to_vec(),
+                size: size.to_vec(),
+            };
+            together(&region, dims, 4).map_err(|status| status.code)
+        };
+        assert_eq!(known(&[4, 6], &[1, 0], &[2, 6]), Ok(Some(24..72)));
+        assert_eq!(known(&[4, 6], &[1, 2], &[1, 3]), Ok(Some(32..44)));
+        assert_eq!(known(&[4, 6], &[1, 2], &[2, 3]), Ok(None));
+        assert_eq!(known(&[4, 6], &[0, 0], &[4, 6]), Ok(Some(0..96)));
+        assert_eq!(known(&[2, 3, 4], &[1, 1, 0], &[1, 2, 4]), Ok(Some(64..96)));
+        assert_eq!(known(&[2, 3, 4], &[0, 1, 0], &[2, 2, 4]), Ok(None));
+        assert_eq!(known(&[4, 6], &[4, 0], &[0, 6]), Ok(Some(96..96)));
+        assert_eq!(known(&[], &[], &[]), Ok(Some(0..4)));
+        assert!(known(&[4, 6], &[3, 0], &[2, 6]).is_err());
     }
 
     #[test]

@@ -23,7 +23,7 @@ use std::{
 use waystation_pjrt::AlignedBytes;
 use waystation_proto::waystation::worker::{LocalMemory, Segment};
 
-use crate::counters;
+use crate::{counters, host};
 
 /// What segments that nobody uses may hold when memory is taken anew, in bytes.
 const IDLE_BYTES: u64 = 64 << 20;
@@ -265,15 +265,7 @@ fn name(file: &File) -> Option<Segment> {
 /// A segment with a secret, and what to tell a proxy of it.
 fn proof() -> Result<(AlignedBytes, LocalMemory), String> {
     let mut segment = AlignedBytes::shared(SECRET_BYTES).map_err(|error| error.to_string())?;
-    let mut filled = 0;
-    while filled < SECRET_BYTES {
-        let flags = rustix::rand::GetRandomFlags::empty();
-        match rustix::rand::getrandom(&mut segment[filled..], flags) {
-            Ok(count) => filled += count,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.to_string()),
-        }
-    }
+    host::randomize(&mut segment).map_err(|error| error.to_string())?;
     let proof = LocalMemory {
         pid: std::process::id(),
         segment: segment.file().and_then(name),

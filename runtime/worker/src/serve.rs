@@ -7,7 +7,6 @@ use std::{
 
 use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::server::TcpIncoming;
 use waystation_cache::{Cache, platform};
 use waystation_pjrt::Client;
 use waystation_proto::waystation::{scheduler::Hello, worker::worker_server::WorkerServer};
@@ -22,6 +21,7 @@ use crate::{
     error::Error,
     heap,
     hlo::Hlo,
+    incoming,
     lease::Lease,
     ledger::Ledger,
     linalg,
@@ -129,7 +129,8 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
         runtime: tokio::runtime::Handle::current(),
         events,
         compiler: Arc::new(compiler),
-        peers: Arc::new(Peers::default()),
+        peers: Peers::new(Arc::clone(&slabs)),
+        offers: Arc::default(),
         segments,
         checkpoints,
         slabs,
@@ -148,7 +149,7 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
         .set_nonblocking(true)
         .map_err(Error::Listener)?;
     let listener = tokio::net::TcpListener::from_std(config.listener).map_err(Error::Listener)?;
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    let (incoming, _arrays) = incoming::split(listener, Arc::clone(&core.offers));
     let service = Service {
         core: Arc::clone(&core),
         report,

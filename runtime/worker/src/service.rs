@@ -164,7 +164,11 @@ impl Worker for Service {
         &self,
         request: Request<FetchDataRequest>,
     ) -> Result<Response<Self::FetchDataStream>, Status> {
-        let FetchDataRequest { epoch, transfer } = request.into_inner();
+        let FetchDataRequest {
+            epoch,
+            transfer,
+            by_connection,
+        } = request.into_inner();
         let (known, named) = oneshot::channel();
         let (bytes, there) = oneshot::channel();
         self.core
@@ -182,6 +186,11 @@ impl Worker for Service {
             .await
             .map_err(|_| Status::invalid_argument(format!("lease {epoch} has ended")))?;
         let copied = bytes.map_err(|fault| status::to_grpc(&fault))?;
+        if by_connection && copied.bytes.len() > FRAME_BYTES {
+            return Ok(Response::new(Box::pin(
+                self.offer(epoch, transfer, copied)?,
+            )));
+        }
         Ok(Response::new(Box::pin(tokio_stream::iter(frames(
             epoch, transfer, copied,
         )))))
@@ -205,6 +214,39 @@ impl Worker for Service {
 }
 
 impl Service {
+    /// The answer to who takes a transfer over connections of its own; the offer is good as long as this is there.
+    fn offer(
+        &self,
+        epoch: u64,
+        transfer: u64,
+        Copied { bytes, order, .. }: Copied,
+    ) -> Result<impl Stream<Item = Result<DataFrame, Status>> + use<>, Status> {
+        let size_bytes = bytes.len() as u64;
+        let offered = self.core.offers.make(bytes).map_err(|error| {
+            let what = format!("no random numbers for transfer {transfer}: {error}");
+            status::to_grpc(&status::exhausted(what))
+        })?;
+        let header = DataHeader {
+            epoch,
+            transfer,
+            size_bytes,
+            minor_to_major: order.unwrap_or_default(),
+            ticket: Bytes::copy_from_slice(&offered.ticket),
+        };
+        let first = DataFrame {
+            header: Some(header),
+            ..DataFrame::default()
+        };
+        let until_it_is_dropped = futures::stream::poll_fn(move |_| {
+            let _kept = &offered;
+            std::task::Poll::Pending
+        });
+        Ok(tokio_stream::StreamExt::chain(
+            tokio_stream::once(Ok(first)),
+            until_it_is_dropped,
+        ))
+    }
+
     fn send(&self, event: Event) -> Result<(), Status> {
         self.core.events.send(event).map_err(|_| going_down())
     }
@@ -429,6 +471,7 @@ fn frames(
             transfer,
             size_bytes,
             minor_to_major: order.clone().unwrap_or_default(),
+            ticket: Bytes::new(),
         });
         Ok(DataFrame {
             header,

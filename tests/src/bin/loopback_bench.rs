@@ -1,5 +1,5 @@
 //! What this machine's loopback gives at best, for the bench: a ring all-reduce between two processes over one TCP connection,
-//! and bytes one way. Each repetition is answered with a line of JSON when a line comes in on stdin, so that the bench can
+//! and bytes one way over one or several, a share of them each. Each repetition is answered with a line of JSON when a line comes in on stdin, so that the bench can
 //! take others in between.
 
 use std::{
@@ -32,6 +32,9 @@ struct Args {
     /// Bytes that are written and read at a time.
     #[arg(long)]
     buffer: usize,
+    /// Of bytes one way.
+    #[arg(long, default_value_t = 1)]
+    connections: usize,
     /// The other process, started by the first.
     #[arg(long, hide = true)]
     connect: Option<String>,
@@ -51,10 +54,15 @@ fn main() -> io::Result<()> {
     let args = Args::parse();
     let mut memory = Memory::new(&args);
     if let Some(address) = &args.connect {
-        let mut other = TcpStream::connect(address)?;
-        other.set_nodelay(true)?;
-        while wait_for(&mut other).is_ok() {
-            memory.run(&args, &other, false)?;
+        let mut others = Vec::new();
+        for _ in 0..args.connections.max(1) {
+            others.push(TcpStream::connect(address)?);
+        }
+        others
+            .iter()
+            .try_for_each(|other| other.set_nodelay(true))?;
+        while wait_for(&mut others[0]).is_ok() {
+            memory.run(&args, &others, false)?;
         }
         return Ok(());
     }
@@ -64,13 +72,18 @@ fn main() -> io::Result<()> {
         .args(["--connect", &listener.local_addr()?.to_string()])
         .spawn()?;
     let _peer = Peer(peer);
-    let (mut other, _) = listener.accept()?;
-    other.set_nodelay(true)?;
+    let mut others = Vec::new();
+    for _ in 0..args.connections.max(1) {
+        others.push(listener.accept()?.0);
+    }
+    others
+        .iter()
+        .try_for_each(|other| other.set_nodelay(true))?;
     for line in io::stdin().lock().lines() {
         line?;
         let begun = Instant::now();
-        other.write_all(&[1])?;
-        memory.run(&args, &other, true)?;
+        (&others[0]).write_all(&[1])?;
+        memory.run(&args, &others, true)?;
         let seconds = begun.elapsed().as_secs_f64();
         writeln!(io::stdout(), "{}", json!({ "seconds": seconds }))?;
     }
@@ -102,22 +115,36 @@ impl Memory {
         }
     }
 
-    fn run(&mut self, args: &Args, other: &TcpStream, first: bool) -> io::Result<()> {
+    fn run(&mut self, args: &Args, others: &[TcpStream], first: bool) -> io::Result<()> {
         match args.what {
-            What::OneWay => self.one_way(other, first),
-            What::Ring => self.ring(other, first),
+            What::OneWay => self.one_way(others, first),
+            What::Ring => self.ring(&others[0], first),
         }
     }
 
-    fn one_way(&mut self, mut other: &TcpStream, first: bool) -> io::Result<()> {
-        if first {
-            send(other, &self.own, self.buffer.len())?;
-            return other.read_exact(&mut [0]);
-        }
-        for part in self.result.chunks_mut(self.buffer.len()) {
-            other.read_exact(part)?;
-        }
-        other.write_all(&[1])
+    /// Each connection has a thread on both sides.
+    fn one_way(&mut self, others: &[TcpStream], first: bool) -> io::Result<()> {
+        let chunk = self.buffer.len();
+        let share = self.own.len().div_ceil(others.len()).max(1);
+        let own = self.own.chunks(share);
+        let shares = others.iter().zip(own.zip(self.result.chunks_mut(share)));
+        thread::scope(|scope| {
+            let threads: Vec<_> = shares
+                .map(|(mut other, (own, result))| {
+                    scope.spawn(move || {
+                        if first {
+                            send(other, own, chunk)?;
+                            return other.read_exact(&mut [0]);
+                        }
+                        for part in result.chunks_mut(chunk) {
+                            other.read_exact(part)?;
+                        }
+                        other.write_all(&[1])
+                    })
+                })
+                .collect();
+            threads.into_iter().try_for_each(joined)
+        })
     }
 
     /// Each reduces one half and then gives it to the other.

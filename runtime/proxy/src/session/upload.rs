@@ -165,7 +165,7 @@ impl PendingPut {
             epoch: self.link.epoch,
             transfer: self.transfer,
             size_bytes,
-            minor_to_major: Vec::new(),
+            ..DataHeader::default()
         };
         if size_bytes >= LOCAL_FROM_BYTES
             && let Some(local) = self.link.local()

@@ -2,6 +2,7 @@
 
 use std::{rc::Rc, sync::Arc};
 
+use waystation_checkpoint::Term;
 use waystation_proto::{
     tensorflow::{StatusProto, error::Code},
     waystation::worker::{Answer, Bitcast, Copy, Pull, Target},
@@ -203,14 +204,14 @@ impl Session {
         self.core.runtime.spawn(async move {
             let peers = Arc::clone(&core.peers);
             let data = peers
-                .fetch(&op.from, op.from_epoch, op.transfer, bytes)
+                .fetch(&op.from, op.from_epoch, op.transfer, bytes, Term::Lasting)
                 .await;
             core.post(serial, move |session| {
                 let slots = session.take_produced(producer);
                 match data {
                     Ok((data, order)) => {
                         let order = layout::of_copy(order, &target.memory_kind);
-                        counters::add(&session.core.counters.pulled_bytes, data.len() as u64);
+                        counters::add(&session.core.counters.pulled_bytes, data.bytes.len() as u64);
                         let targets = slots
                             .into_iter()
                             .map(|slot| (target.clone(), slot))

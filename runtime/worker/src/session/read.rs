@@ -1,6 +1,7 @@
 //! Read: a shard's bytes to the host, kept until released, fetched by the data service or sent along with the reply.
 
 mod pieces;
+mod seen;
 
 use std::{collections::HashMap, rc::Rc, sync::Arc, time::Instant};
 
@@ -80,6 +81,15 @@ impl Copied {
             block,
         }
     }
+
+    /// Bytes that no proxy can be told the place of, dense and row-major as they lie on the device.
+    fn seen(bytes: Bytes) -> Copied {
+        Copied {
+            bytes,
+            order: None,
+            block: Arc::default(),
+        }
+    }
 }
 
 /// What of a shard is read.
@@ -141,6 +151,9 @@ impl Session {
             Value::Failed(fault) => session.read_done(transfer, Err(fault)),
             Value::Ready(_) if on_demand && !session.is_wanted(transfer) => {
                 session.read_on_demand(transfer, wanted, parts);
+            }
+            Value::Ready(shard) if !notify => {
+                session.read_for_worker(transfer, wanted, &shard, parts);
             }
             Value::Ready(shard) => {
                 if in_pieces && in_segment && pieces::fits(&parts, &shard) {
@@ -211,7 +224,8 @@ impl Session {
                             scatter(&dense, &dims, strides, element).map(Block::from)
                         }
                         Parts::Regions(regions) => {
-                            cut(&dense, &dims, regions, element).map(Block::from)
+                            let mut all = host::zeroed(region::total_bytes(regions, element)?)?;
+                            cut(&dense, &dims, regions, element, &mut all).map(|()| all.into())
                         }
                     }
                     .map(copied)
@@ -383,7 +397,7 @@ impl Session {
             return;
         };
         match slot.value() {
-            Value::Ready(shard) => self.read_shard(transfer, &slot, &shard, parts, false),
+            Value::Ready(shard) => self.read_for_worker(transfer, Rc::clone(&slot), &shard, parts),
             Value::Failed(fault) => self.read_done(transfer, Err(fault)),
             Value::Pending { .. } => {}
         }
@@ -444,17 +458,18 @@ pub(super) fn copy_to_host(
     }
 }
 
-/// The elements of regions, one region behind the other.
+/// The elements of regions, one region behind the other, into bytes of just their size.
 fn cut(
     dense: &[u8],
     dims: &[i64],
     regions: &[Region],
     element: usize,
-) -> Result<AlignedBytes, StatusProto> {
-    let mut all = host::zeroed(region::total_bytes(regions, element)?)?;
-    let mut rest = &mut all[..];
+    mut rest: &mut [u8],
+) -> Result<(), StatusProto> {
     for one in regions {
-        let (bytes, behind) = rest.split_at_mut(one.bytes(element)?);
+        let (bytes, behind) = rest
+            .split_at_mut_checked(one.bytes(element)?)
+            .ok_or_else(|| status::invalid("the pieces are larger than they are together"))?;
         rest = behind;
         let from = Dense { bytes: dense, dims };
         let start = vec![0; one.size.len()];
@@ -464,7 +479,7 @@ fn cut(
         };
         region::copy(&from, &one.offset, &mut to, &start, &one.size, element)?;
     }
-    Ok(all)
+    Ok(())
 }
 
 fn scatter(

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use waystation_pjrt::AlignedBytes;
+use waystation_checkpoint::Term;
 use waystation_proto::{
     tensorflow::StatusProto,
     waystation::worker::{Answer, Reshard, Target, reshard},
@@ -19,6 +19,7 @@ use crate::{
     dtype::Dtype,
     geometry, host,
     region::{self, Dense, Region},
+    slabs::Slab,
     status::{self, Fault},
     table::{Slot, Value},
     usage::Cause,
@@ -44,7 +45,7 @@ pub(super) struct Job {
     /// The dimensions of each part.
     dims: Arc<Vec<Vec<i64>>>,
     /// The bytes of each part; elsewhere while a source is copied into them.
-    parts: Vec<AlignedBytes>,
+    parts: Vec<Slab>,
 }
 
 struct Source {
@@ -199,13 +200,26 @@ impl Session {
                     let copied = async {
                         let regions = pieces.iter().map(|piece| &piece.region);
                         let bytes = region::total_bytes(regions, dtype.host_bytes)?;
+                        let whole = whole_part(&pieces, &dims);
+                        let term = whole.map_or(Term::Passing, |_| Term::Lasting);
                         let (data, _) = core
                             .peers
-                            .fetch(&remote.from, remote.from_epoch, remote.transfer, bytes)
+                            .fetch(
+                                &remote.from,
+                                remote.from_epoch,
+                                remote.transfer,
+                                bytes,
+                                term,
+                            )
                             .await?;
-                        counters::add(&core.counters.pulled_bytes, data.len() as u64);
+                        counters::add(&core.counters.pulled_bytes, data.bytes.len() as u64);
+                        if let Some(part) = whole.and_then(|part| parts.get_mut(part)) {
+                            *part = data;
+                            return Ok(parts);
+                        }
                         let copying = move || {
-                            from_pieces(&data, &pieces, &mut parts, &dims, dtype).map(|()| parts)
+                            from_pieces(&data.bytes, &pieces, &mut parts, &dims, dtype)
+                                .map(|()| parts)
                         };
                         tokio::task::spawn_blocking(copying)
                             .await
@@ -220,7 +234,7 @@ impl Session {
         }
     }
 
-    fn reshard_copied(&mut self, number: u64, copied: Result<Vec<AlignedBytes>, Fault>) {
+    fn reshard_copied(&mut self, number: u64, copied: Result<Vec<Slab>, Fault>) {
         match copied {
             Ok(parts) => {
                 if let Some(job) = self.reshards.get_mut(&number) {
@@ -244,7 +258,7 @@ impl Session {
                 strides: None,
                 // A new cut has the plugin's own layout.
                 order: None,
-                bytes: bytes.len(),
+                bytes: bytes.bytes.len(),
                 targets,
                 cause: job.cause.clone(),
                 maker: RESHARD,
@@ -284,8 +298,21 @@ fn let_go(job: Job) {
     }
 }
 
-fn part(dims: &[i64], dtype: Dtype) -> Result<AlignedBytes, StatusProto> {
-    host::zeroed(geometry::dense_bytes(dims, dtype.host_bytes)?)
+/// Memory of zero, which takes nothing yet.
+fn part(dims: &[i64], dtype: Dtype) -> Result<Slab, StatusProto> {
+    host::zeroed(geometry::dense_bytes(dims, dtype.host_bytes)?).map(Slab::from)
+}
+
+/// The part that the pieces are all of, in its order.
+fn whole_part(pieces: &[Piece], dims: &[Vec<i64>]) -> Option<usize> {
+    match pieces {
+        [piece] => {
+            let dims = dims.get(piece.part)?;
+            let all = piece.region.size == *dims && piece.offset.iter().all(|&at| at == 0);
+            (all && piece.offset.len() == dims.len()).then_some(piece.part)
+        }
+        _ => None,
+    }
 }
 
 /// Copies pieces of a whole shard.
@@ -293,7 +320,7 @@ fn from_shard(
     bytes: &[u8],
     source: &[i64],
     pieces: &[Piece],
-    parts: &mut [AlignedBytes],
+    parts: &mut [Slab],
     dims: &[Vec<i64>],
     dtype: Dtype,
 ) -> Result<(), StatusProto> {
@@ -311,7 +338,7 @@ fn from_shard(
 fn from_pieces(
     mut bytes: &[u8],
     pieces: &[Piece],
-    parts: &mut [AlignedBytes],
+    parts: &mut [Slab],
     dims: &[Vec<i64>],
     dtype: Dtype,
 ) -> Result<(), StatusProto> {
@@ -334,7 +361,7 @@ fn place(
     from: &Dense<'_, &[u8]>,
     from_offset: &[i64],
     piece: &Piece,
-    parts: &mut [AlignedBytes],
+    parts: &mut [Slab],
     dims: &[Vec<i64>],
     dtype: Dtype,
 ) -> Result<(), StatusProto> {
@@ -345,7 +372,7 @@ fn place(
         )));
     };
     let mut to = Dense {
-        bytes: &mut bytes[..],
+        bytes: &mut bytes.bytes[..],
         dims,
     };
     region::copy(

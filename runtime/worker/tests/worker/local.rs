@@ -31,7 +31,7 @@ impl Under {
             epoch,
             transfer,
             size_bytes: size,
-            minor_to_major: Vec::new(),
+            ..DataHeader::default()
         };
         let first = LocalPut {
             step: Some(Step::Header(header)),

@@ -8,6 +8,7 @@ mod checkpoints;
 mod flow;
 mod local;
 mod memory;
+mod moves;
 mod programs;
 mod spanning;
 mod support;

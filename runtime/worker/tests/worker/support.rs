@@ -362,6 +362,7 @@ impl Session {
         let request = FetchDataRequest {
             epoch: self.epoch,
             transfer,
+            by_connection: false,
         };
         let mut frames = self.client.fetch_data(request).await?.into_inner();
         let mut data = Vec::new();
@@ -383,7 +384,7 @@ impl Session {
             epoch: self.epoch,
             transfer,
             size_bytes: announced,
-            minor_to_major: Vec::new(),
+            ..DataHeader::default()
         });
         let mut frames: Vec<DataFrame> = bytes
             .chunks(frame)
@@ -419,7 +420,7 @@ impl Session {
                 epoch: self.epoch,
                 transfer,
                 size_bytes: announced,
-                minor_to_major: Vec::new(),
+                ..DataHeader::default()
             }),
             data: Bytes::copy_from_slice(bytes),
             given_up: false,

@@ -60,6 +60,7 @@ async fn large_arrays_stream_in_and_out() {
             .fetch_data(FetchDataRequest {
                 epoch: 1,
                 transfer: early,
+                by_connection: false,
             })
             .await
             .unwrap()
@@ -160,7 +161,11 @@ async fn released_and_unknown_transfers_are_not_served() {
     // Another lease's transfers are not this one's.
     let status = session
         .client
-        .fetch_data(FetchDataRequest { epoch: 9, transfer })
+        .fetch_data(FetchDataRequest {
+            epoch: 9,
+            transfer,
+            by_connection: false,
+        })
         .await
         .unwrap_err();
     assert_eq!(status.code(), tonic::Code::InvalidArgument, "{status:?}");
