@@ -288,7 +288,7 @@ def test_proxies_share_a_resource_manager_and_no_devices(tmp_path):
         assert second.ask(devices) == "[(2, 0), (3, 0)]"
         assert (first.ask("double(put(0))"), second.ask("double(put(0))")) == (RESULT, RESULT)
         third = cluster.proxy("--virtual_slices=cpu:2", name="third")
-        wait_for(lambda: "waiting for 1 of 2 slice(s)" in made.log("third"), 20, "the third waits")
+        wait_for(lambda: "waiting for 1 slice of cpu:2" in made.log("third"), 20, "the third waits")
         late = Client(made, third)
         # What the second had is freed when it goes, and only that.
         second.end()

@@ -10,6 +10,7 @@ use std::{
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
+    task::JoinHandle,
 };
 use tokio_util::sync::CancellationToken;
 use waystation_pjrt::OptionValue;
@@ -26,7 +27,35 @@ pub struct Cluster {
     /// Stop the workers one by one.
     stops: Vec<CancellationToken>,
     parts: Parts,
+    manager: Manager,
     stop: CancellationToken,
+}
+
+/// The resource manager.
+struct Manager {
+    workers: u32,
+    lease: Duration,
+    stop: CancellationToken,
+    served: JoinHandle<Result<(), waystation_scheduler::Error>>,
+}
+
+impl Manager {
+    fn start(
+        listener: TcpListener,
+        workers: u32,
+        lease: Duration,
+        stop: CancellationToken,
+    ) -> Self {
+        let mut config = waystation_scheduler::Config::new(listener);
+        config.workers_per_slice = Some(workers);
+        config.lease = lease;
+        Self {
+            workers,
+            lease,
+            served: tokio::spawn(waystation_scheduler::serve(config, stop.clone())),
+            stop,
+        }
+    }
 }
 
 /// What workers are made of.
@@ -114,12 +143,25 @@ impl Cluster {
         change_worker: impl Fn(&mut waystation_worker::Config),
         change_proxy: impl FnOnce(&mut waystation_proxy::Config),
     ) -> Self {
+        let lease = waystation_scheduler::DEFAULT_LEASE;
+        Self::start_leased(lease, workers, devices, change_worker, change_proxy).await
+    }
+
+    /// Like [`Self::start_changed`], with a lease.
+    ///
+    /// # Panics
+    /// As [`Self::start`].
+    pub async fn start_leased(
+        lease: Duration,
+        workers: u32,
+        devices: i64,
+        change_worker: impl Fn(&mut waystation_worker::Config),
+        change_proxy: impl FnOnce(&mut waystation_proxy::Config),
+    ) -> Self {
         let stop = CancellationToken::new();
         let manager = listener();
         let manager_address = manager.local_addr().expect("bound").to_string();
-        let mut config = waystation_scheduler::Config::new(manager);
-        config.workers_per_slice = Some(workers);
-        tokio::spawn(waystation_scheduler::serve(config, stop.clone()));
+        let manager = Manager::start(manager, workers, lease, stop.child_token());
 
         let python = python();
         let plugin = tokio::task::spawn_blocking(move || {
@@ -159,8 +201,40 @@ impl Cluster {
             workers: addresses,
             stops,
             parts,
+            manager,
             stop,
         }
+    }
+
+    /// Where the resource manager listens, `host:port`.
+    pub fn manager(&self) -> &str {
+        &self.parts.manager
+    }
+
+    /// Ends the resource manager and starts another one in its place, which knows nothing of it.
+    ///
+    /// # Panics
+    /// When the first one does not end, or its port cannot be had again.
+    pub async fn restart_manager(&mut self) {
+        let Manager { workers, lease, .. } = self.manager;
+        self.manager.stop.cancel();
+        let served = (&mut self.manager.served).await;
+        served.expect("no panic").expect("it ends in order");
+        let listener = TcpListener::bind(&self.parts.manager).expect("the port is free again");
+        self.manager = Manager::start(listener, workers, lease, self.stop.child_token());
+    }
+
+    /// Starts another proxy, which ends with its token or the cluster; gives where clients dial it.
+    ///
+    /// # Panics
+    /// When there is no free port.
+    pub fn another_proxy(&self) -> (String, CancellationToken) {
+        let listener = listener();
+        let address = listener.local_addr().expect("bound").to_string();
+        let config = waystation_proxy::Config::new(listener, self.parts.manager.clone());
+        let stop = self.stop.child_token();
+        tokio::spawn(waystation_proxy::serve(config, stop.clone()));
+        (address, stop)
     }
 
     /// Ends a worker, by its task.

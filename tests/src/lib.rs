@@ -10,4 +10,5 @@ pub mod null_server;
 pub mod null_worker;
 pub mod processes;
 pub mod raw;
+pub mod relay;
 pub mod shards;

@@ -3,14 +3,9 @@
 use std::{future::Future, time::Duration};
 
 use bytes::Bytes;
-use tokio::{
-    io::copy_bidirectional,
-    net::{TcpListener, TcpStream},
-    sync::watch,
-};
 use waystation_client::{Client, Error, Request, Response, request};
 use waystation_proto::xla::ifrt::proxy::{CheckValueReadyRequest, LoadedExecutableDeleteRequest};
-use waystation_tests::cluster::Cluster;
+use waystation_tests::{cluster::Cluster, relay::relay};
 
 const INVALID_ARGUMENT: Option<i32> = Some(3);
 const DATA_LOSS: Option<i32> = Some(15);
@@ -91,34 +86,6 @@ async fn serves(client: &Client, device: i32) {
     .await;
 }
 
-/// The way of one worker to its resource manager: open while the value is true. Once it is false all connections break, and new
-/// ones are accepted and hear nothing.
-fn relay(to: String) -> (String, watch::Sender<bool>) {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free loopback port");
-    let address = listener.local_addr().expect("bound").to_string();
-    listener.set_nonblocking(true).expect("a socket");
-    let (open, mut is_open) = watch::channel(true);
-    tokio::spawn(async move {
-        let listener = TcpListener::from_std(listener).expect("in a runtime");
-        while let Ok((mut near, _)) = listener.accept().await {
-            if is_open.wait_for(|open| *open).await.is_err() {
-                return;
-            }
-            let Ok(mut far) = TcpStream::connect(&to).await else {
-                continue;
-            };
-            let mut is_open = is_open.clone();
-            tokio::spawn(async move {
-                tokio::select! {
-                    _ = copy_bidirectional(&mut near, &mut far) => {}
-                    _ = is_open.wait_for(|open| !*open) => {}
-                }
-            });
-        }
-    });
-    (address, open)
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_that_only_the_resource_manager_misses_keeps_its_arrays_for_a_lease() {
     let (sender, receiver) = std::sync::mpsc::channel();
@@ -138,7 +105,7 @@ async fn a_worker_that_only_the_resource_manager_misses_keeps_its_arrays_for_a_l
     told(&cluster, "2 of 2 workers").await;
     for _ in 0..2 {
         way.send_replace(false);
-        told(&cluster, "1 of 2 workers").await;
+        told(&cluster, "2 of 2 workers, 1 of them not heard of").await;
         let kept = fetch(&client, array).await.expect("the proxy is connected");
         assert_eq!(kept, floats(&[1.0; 4]));
         way.send_replace(true);

@@ -52,7 +52,7 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
     let usages = Arc::new(Usages::default());
     let ids = Arc::new(Ids::new());
     let (sender, verdict) = oneshot::channel();
-    let cluster = cluster::follow(Follow {
+    let (cluster, followed) = cluster::follow(Follow {
         resource_manager: config.resource_manager,
         proxy: address.to_string(),
         virtual_slices: config.virtual_slices,
@@ -141,6 +141,10 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
     }
     if let Some(recorder) = recorder {
         recorder.finish(RECORDING_GRACE).await;
+    }
+    // Has said goodbye then. A server that has ended by itself leaves it to the lease.
+    if shutdown.is_cancelled() {
+        let _ = followed.await;
     }
     match status_page {
         Some(task) => task.await.unwrap_or(Ok(())),

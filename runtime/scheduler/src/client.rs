@@ -1,8 +1,11 @@
 //! The other side of the service: a proxy's watch on its workers, and the status.
 
-use std::time::Duration;
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    time::Duration,
+};
 
-use tokio::sync::watch;
+use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::{
     Status,
@@ -10,7 +13,7 @@ use tonic::{
 };
 use tracing::{info, warn};
 use waystation_proto::waystation::scheduler::{
-    AllotRequest, Allotment, SchedulerStatus, SchedulerStatusRequest,
+    AllotRequest, Allotment, GiveBackRequest, SchedulerStatus, SchedulerStatusRequest,
     resource_manager_client::ResourceManagerClient,
 };
 
@@ -24,6 +27,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// HTTP/2 pings, so that a vanished resource manager is noticed.
 const PING: Duration = Duration::from_secs(5);
+/// For the goodbye, which a resource manager that does not answer must not hold up.
+const GOODBYE: Duration = Duration::from_secs(1);
 
 /// Why a resource manager could not be asked.
 #[derive(Debug, thiserror::Error)]
@@ -64,25 +69,48 @@ pub enum Error {
 /// While the resource manager cannot be reached the last allotment stays in place: it is off the data path, and workers
 /// are used without it. After a reconnect the next allotment has the same epoch, or a greater one when another proxy had
 /// the slices meanwhile; then all that this proxy had on them is gone. An allotment with `epoch == 0` has
-/// no workers: the proxy waits for slices, `progress` says for which. When this proxy is refused (another link version) that
-/// is logged and tried again, since the resource manager may be replaced by a matching one.
+/// no workers: the proxy waits for slices, `progress` says for which; those that it had are lost. When this proxy is refused
+/// (another link version) that is logged and tried again, since the resource manager may be replaced by a matching one.
 ///
-/// Must be called within a tokio runtime. The watch ends, and with it the hold on the workers, when `shutdown` is
-/// cancelled or every receiver is gone; the receiver's `changed` then fails. It ends at once when `address` is not one.
-pub fn watch(
-    address: String,
-    request: AllotRequest,
-    shutdown: CancellationToken,
-) -> watch::Receiver<Option<Allotment>> {
-    let (allotments, receiver) = watch::channel(None);
-    tokio::spawn(async move {
-        tokio::select! {
-            () = shutdown.cancelled() => {}
-            () = allotments.closed() => {}
-            () = follow(&address, &request, &allotments) => {}
+/// Must be called within a tokio runtime. The watch ends when `shutdown` is cancelled or every receiver is gone. It says goodbye
+/// then, so that others may have the slices at once; [`Watch::ended`] waits for that. It ends at once when `address` is
+/// not one; the receiver's `changed` then fails.
+pub fn watch(address: String, request: AllotRequest, shutdown: CancellationToken) -> Watch {
+    let (sender, allotments) = watch::channel(None);
+    let request = AllotRequest {
+        // Seeded by the system for each process and each call.
+        instance: RandomState::new().hash_one(&request.proxy).max(1),
+        ..request
+    };
+    let ended = tokio::spawn(async move {
+        let asked = tokio::select! {
+            () = shutdown.cancelled() => true,
+            () = sender.closed() => true,
+            () = follow(&address, &request, &sender) => false,
+        };
+        if asked && sender.borrow().is_some() {
+            // What was not heard ends with the lease.
+            if let Ok(Err(error)) = timeout(GOODBYE, give_back(&address, request.instance)).await {
+                info!(error = chain(&error), "no goodbye to the resource manager");
+            }
         }
     });
-    receiver
+    Watch { allotments, ended }
+}
+
+/// What [`watch`] gives.
+#[derive(Debug)]
+pub struct Watch {
+    /// The newest allotment.
+    pub allotments: watch::Receiver<Option<Allotment>>,
+    /// Ends with the watch, after its goodbye.
+    pub ended: tokio::task::JoinHandle<()>,
+}
+
+async fn give_back(address: &str, instance: u64) -> Result<(), Error> {
+    let mut client = connect(address).await?;
+    let said = client.give_back(GiveBackRequest { instance }).await;
+    said.map(|_| ()).map_err(|status| refused(address, status))
 }
 
 /// The state of the resource manager at `address` ("host:port").
@@ -137,6 +165,7 @@ async fn stream_allotments(
     if let Some(last) = allotments.borrow().as_ref() {
         request.resume_epoch = last.epoch;
         request.resume_slices.clone_from(&last.slices);
+        request.ticket = last.ticket;
     }
     let answer = client.allot(request).await;
     let mut stream = answer

@@ -43,6 +43,10 @@ struct Live {
     hello: Hello,
     /// Of the proxy that it serves, as it says.
     lease_epoch: u64,
+    /// The greatest that it has served.
+    last_epoch: u64,
+    /// Its stream has ended, and why. It may come back within a lease.
+    missed: Option<String>,
 }
 
 /// One place that has been seen.
@@ -67,6 +71,8 @@ pub(crate) struct Cluster {
     /// Devices by task, as far as known.
     devices: BTreeMap<u32, u32>,
     seats: BTreeMap<Place, Seat>,
+    /// A worker has been with a resource manager before it came to this one.
+    again: bool,
     next_member: u64,
 }
 
@@ -86,6 +92,7 @@ impl Cluster {
             devices: devices.collect(),
             topology,
             seats: BTreeMap::new(),
+            again: false,
             next_member: 0,
         }
     }
@@ -102,6 +109,7 @@ impl Cluster {
         self.workers_per_slice
             .get_or_insert(hello.slice_tasks.max(1));
         self.devices.entry(place.task).or_insert(devices);
+        self.again |= hello.again || hello.lease_epoch != 0;
         let seat = Seat {
             inventory: hello.inventory.clone().unwrap_or_default(),
             reason: String::new(),
@@ -109,6 +117,8 @@ impl Cluster {
             live: Some(Live {
                 member,
                 lease_epoch: hello.lease_epoch,
+                last_epoch: hello.last_epoch.max(hello.lease_epoch),
+                missed: None,
                 hello,
             }),
         };
@@ -116,14 +126,25 @@ impl Cluster {
         Ok(member)
     }
 
-    /// Frees the member's place; `leaving`: as it has said itself. A member that has left already is ignored.
-    pub(crate) fn leave(&mut self, member: Member, reason: &str, leaving: bool) {
+    /// The member's stream has ended without its goodbye: it counts as there until it leaves, though others may take its place.
+    /// False when another has done so.
+    pub(crate) fn miss(&mut self, member: Member, reason: &str) -> bool {
+        let mut live = self.seats.values_mut().filter_map(|s| s.live.as_mut());
+        let live = live.find(|live| live.member == member);
+        let is_there = live.map(|live| live.missed = Some(reason.to_owned()));
+        is_there.is_some()
+    }
+
+    /// Frees the member's place; `leaving`: as it has said itself. False for a member that has left already.
+    pub(crate) fn leave(&mut self, member: Member, reason: &str, leaving: bool) -> bool {
         for seat in self.seats.values_mut() {
             if seat.live.take_if(|live| live.member == member).is_some() {
                 reason.clone_into(&mut seat.reason);
                 seat.leaving = leaving;
+                return true;
             }
         }
+        false
     }
 
     /// What a worker says of the proxy that it serves; true when that is news.
@@ -131,8 +152,14 @@ impl Cluster {
         let mut live = self.seats.values_mut().filter_map(|s| s.live.as_mut());
         let live = live.find(|live| live.member == member);
         live.is_some_and(|live| {
+            live.last_epoch = live.last_epoch.max(lease_epoch);
             std::mem::replace(&mut live.lease_epoch, lease_epoch) != lease_epoch
         })
+    }
+
+    /// Whether a worker has been with a resource manager before it came to this one.
+    pub(crate) fn again(&self) -> bool {
+        self.again
     }
 
     /// The member's first device id, once the devices before its own are known.
@@ -160,7 +187,9 @@ impl Cluster {
     fn place(&self, place: Place, virtual_slice: u32) -> Option<AllottedWorker> {
         let seat = self.seats.get(&place);
         let live = seat.and_then(|seat| seat.live.as_ref());
+        let missed = live.and_then(|live| live.missed.as_ref());
         let presence = match (seat, live) {
+            (_, Some(_)) if missed.is_some() => Presence::Missed,
             (_, Some(_)) => Presence::Here,
             (None, _) => Presence::NotSeen,
             (Some(seat), None) if seat.leaving => Presence::Leaving,
@@ -183,7 +212,10 @@ impl Cluster {
             first_device_id: self.first_id(place)?,
             inventory: Some(inventory.clone()),
             presence: presence.into(),
-            reason: seat.map_or_else(String::new, |seat| seat.reason.clone()),
+            reason: missed
+                .or(seat.map(|seat| &seat.reason))
+                .cloned()
+                .unwrap_or_default(),
             virtual_slice,
         })
     }
@@ -201,10 +233,20 @@ impl Cluster {
 
     /// The slices all of whose workers are alive.
     pub(crate) fn whole(&self) -> Vec<u32> {
+        self.whole_of(|live| live.missed.is_none())
+    }
+
+    /// The slices all of whose workers are alive or may be.
+    pub(crate) fn complete(&self) -> Vec<u32> {
+        self.whole_of(|_| true)
+    }
+
+    fn whole_of(&self, counts: impl Fn(&Live) -> bool) -> Vec<u32> {
         let mut workers = BTreeMap::<u32, u32>::new();
-        let live = self.seats.iter().filter(|(_, seat)| seat.live.is_some());
-        for (place, _) in live {
-            *workers.entry(place.slice).or_default() += 1;
+        for (place, seat) in &self.seats {
+            if seat.live.as_ref().is_some_and(&counts) {
+                *workers.entry(place.slice).or_default() += 1;
+            }
         }
         let tasks = self.workers_per_slice;
         let whole = workers.into_iter().filter(|(_, n)| Some(*n) == tasks);
@@ -213,9 +255,18 @@ impl Cluster {
 
     /// The lease epochs that live workers say they serve, by slice; the greatest where they differ.
     pub(crate) fn epochs(&self) -> BTreeMap<u32, u64> {
+        self.greatest(|live| live.lease_epoch)
+    }
+
+    /// The greatest lease epochs that live workers have served, by slice.
+    pub(crate) fn last_epochs(&self) -> BTreeMap<u32, u64> {
+        self.greatest(|live| live.last_epoch)
+    }
+
+    fn greatest(&self, of: impl Fn(&Live) -> u64) -> BTreeMap<u32, u64> {
         let mut epochs = BTreeMap::new();
         for (place, seat) in &self.seats {
-            let epoch = seat.live.as_ref().map_or(0, |live| live.lease_epoch);
+            let epoch = seat.live.as_ref().map_or(0, &of);
             if epoch != 0 {
                 let known = epochs.entry(place.slice).or_insert(epoch);
                 *known = epoch.max(*known);
@@ -224,19 +275,23 @@ impl Cluster {
         epochs
     }
 
-    /// "1 of 2 slices (3 of 4 workers)", of some slices.
+    /// "1 of 2 slices (3 of 4 workers)", of some slices. Workers that have been missed for less than a lease are counted.
     pub(crate) fn progress(&self, slices: &[u32]) -> String {
         let Some(tasks) = self.workers_per_slice else {
             return format!("no worker yet of {} slice(s)", slices.len());
         };
-        let whole = self.whole();
+        let whole = self.complete();
         let whole = whole.iter().filter(|slice| slices.contains(slice)).count();
-        let live = self
-            .seats
-            .iter()
-            .filter(|(place, seat)| seat.live.is_some() && slices.contains(&place.slice));
+        let live = self.seats.iter().filter_map(|(place, seat)| {
+            let live = seat.live.as_ref();
+            live.filter(|_| slices.contains(&place.slice))
+        });
+        let missed = live.clone().filter(|live| live.missed.is_some()).count();
         let expected = slices.len() as u64 * u64::from(tasks);
-        let workers = format!("{} of {expected} workers", live.count());
+        let mut workers = format!("{} of {expected} workers", live.count());
+        if missed > 0 {
+            workers.push_str(&format!(", {missed} of them not heard of"));
+        }
         match slices.len() {
             1 => workers,
             all => format!("{whole} of {all} slices ({workers})"),

@@ -2,26 +2,52 @@
 //! slices.
 //!
 //! A slice belongs to one proxy at a time. Who wants slices that are not free waits, and those that come later wait behind
-//! it, in order of arrival. An epoch is given with the slices, not with the request, and is greater than every one given
-//! before. A proxy whose stream broke may go on with its epoch, as long as no other proxy was given a slice of it. A resource
-//! manager that starts anew does not know who has what; workers tell it which epoch they serve, and such slices wait for
-//! their proxy.
+//! it, by their tickets. An epoch is given with the slices, not with the request, and is greater than every one given
+//! before, and than every one that a worker has served.
+//!
+//! A proxy that says goodbye gives its slices back. One whose stream broke without it keeps them for a lease, and goes on with
+//! its epoch when it is back by then; unless its workers, which served it, say that they do so no more: then it has died. After
+//! the lease it may still go on as long as no other proxy was given a slice of it. A resource manager that starts anew does not
+//! know who has what. Workers tell it which epoch they serve, and such slices wait for their proxy; and for its first lease it
+//! gives out only slices whose workers have all come and are new, and none once it has heard from anybody that it is not
+//! the first.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+mod text;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::Duration,
+};
 
 /// One proxy's request, until it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Claim(u64);
+
+/// What time it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Now {
+    /// Unix time in milliseconds. Epochs and tickets start from it, so that they go on growing when the resource manager starts
+    /// anew without memory of those that it gave.
+    pub(crate) unix_ms: u64,
+    /// Since the resource manager has started.
+    pub(crate) up: Duration,
+}
 
 /// What a proxy asks for.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wish {
     /// Names it to others.
     pub(crate) proxy: String,
+    /// The proxy's process; 0: not told.
+    pub(crate) instance: u64,
     /// How many slices; none: all.
     pub(crate) slices: Option<u32>,
+    /// What they are to be; empty: any.
+    pub(crate) kind: String,
     /// So many of them may be missing.
     pub(crate) elastic: u32,
+    /// Its place in the queue, if it had one.
+    pub(crate) ticket: u64,
     /// The epoch that it held before, or 0.
     pub(crate) resume: u64,
     /// The slices that it held under it.
@@ -35,6 +61,10 @@ pub(crate) struct View {
     pub(crate) whole: Vec<u32>,
     /// The epoch that a slice's workers serve, where they serve one.
     pub(crate) epochs: BTreeMap<u32, u64>,
+    /// The greatest epoch that they have ever served, where they have.
+    pub(crate) last: BTreeMap<u32, u64>,
+    /// A worker has been with a resource manager before it came to this one.
+    pub(crate) again: bool,
 }
 
 /// What a claim has.
@@ -48,6 +78,8 @@ pub(crate) enum Hold {
         /// How many of them the proxy needs.
         needed: u32,
     },
+    /// Nothing yet; all slices will be its own when their workers are there, or the first lease is over.
+    Expecting,
     /// Nothing yet, and why.
     Waiting(String),
 }
@@ -56,84 +88,141 @@ pub(crate) enum Hold {
 struct Entry {
     claim: Claim,
     wish: Wish,
+    /// Orders those that wait.
+    ticket: u64,
     /// Zero for those that wait.
     epoch: u64,
     slices: Vec<u32>,
+    /// Its workers have been seen to serve it.
+    served: bool,
+    /// Its stream broke, and until then it may come back.
+    broken: Option<Duration>,
 }
 
-/// Those that hold slices and those that wait, in order of arrival.
+/// Those that hold slices and those that wait, each in order.
 #[derive(Debug)]
 pub(crate) struct Holds {
     slices: u32,
+    lease: Duration,
     queue: VecDeque<Entry>,
     last_epoch: u64,
+    last_ticket: u64,
     /// The last epoch under which a slice was given away.
     given: BTreeMap<u32, u64>,
     /// Epochs given by this resource manager.
     ours: BTreeSet<u64>,
+    /// A proxy has been with a resource manager before this one.
+    again: bool,
     next_claim: u64,
 }
 
 impl Holds {
-    pub(crate) fn new(slices: u32) -> Holds {
+    /// `lease`: how long slices are kept for a proxy that is not heard of.
+    pub(crate) fn new(slices: u32, lease: Duration) -> Holds {
         Holds {
             slices,
+            lease,
             queue: VecDeque::new(),
             last_epoch: 0,
+            last_ticket: 0,
             given: BTreeMap::new(),
             ours: BTreeSet::new(),
+            again: false,
             next_claim: 0,
         }
     }
 
-    /// Adds a proxy. `now_ms`: Unix time in milliseconds; epochs start from it, so that they go on growing when the resource
-    /// manager starts anew without memory of the epochs it gave.
-    pub(crate) fn claim(&mut self, wish: Wish, view: &View, now_ms: u64) -> Claim {
+    /// Adds a proxy.
+    pub(crate) fn claim(&mut self, wish: Wish, view: &View, now: Now) -> Claim {
         let claim = Claim(self.next_claim);
         self.next_claim += 1;
-        // A stream that broke without a word is still in the queue when its proxy comes back: the new one takes its place.
-        let mut held = self.queue.iter_mut();
-        let known = held.find(|entry| wish.resume != 0 && entry.epoch == wish.resume);
+        // A stream that broke, with a word or without, is still there when its proxy comes back: the new one takes its place.
+        let known = self.queue.iter_mut().find(|entry| {
+            let same = wish.instance != 0 && entry.wish.instance == wish.instance;
+            same || (wish.resume != 0 && entry.epoch == wish.resume)
+        });
         if let Some(entry) = known {
             entry.claim = claim;
+            entry.broken = None;
             return claim;
         }
-        self.queue.push_back(Entry {
+        self.again |= wish.ticket != 0 || wish.resume != 0;
+        // Who has had its turn, and lost what it got, is last again.
+        let ticket = match (wish.ticket, wish.resume) {
+            (1.., 0) => wish.ticket,
+            _ => now.unix_ms.max(self.last_ticket.saturating_add(1)),
+        };
+        self.last_ticket = self.last_ticket.max(ticket);
+        let mut entries = self.queue.iter();
+        let behind = entries.position(|entry| entry.epoch == 0 && entry.ticket > ticket);
+        let entry = Entry {
             claim,
             wish,
+            ticket,
             epoch: 0,
             slices: Vec::new(),
-        });
-        self.grant(view, now_ms);
+            served: false,
+            broken: None,
+        };
+        self.queue.insert(behind.unwrap_or(self.queue.len()), entry);
+        self.grant(view, now);
+        // A proxy that was told that its slices are lost lets go of what it had there.
+        let mut entries = self.queue.iter_mut();
+        if let Some(lost) = entries.find(|entry| entry.claim == claim && entry.epoch == 0) {
+            lost.wish.resume = 0;
+        }
         claim
     }
 
-    /// Ends a claim; others may get what it held.
-    pub(crate) fn release(&mut self, claim: Claim, view: &View, now_ms: u64) {
-        self.queue.retain(|entry| entry.claim != claim);
-        self.grant(view, now_ms);
+    /// The claim's stream has ended, who knows why: what it holds is kept for a lease.
+    pub(crate) fn broke(&mut self, claim: Claim, view: &View, now: Now) {
+        let keeps = |entry: &Entry| entry.claim != claim || entry.epoch != 0;
+        self.queue.retain(keeps);
+        let mut entries = self.queue.iter_mut();
+        if let Some(entry) = entries.find(|entry| entry.claim == claim) {
+            entry.broken = Some(now.up + self.lease);
+        }
+        self.grant(view, now);
     }
 
-    /// What the claim has; none when it was released, or when a newer stream of its proxy took its place.
-    pub(crate) fn get(&self, claim: Claim, view: &View) -> Option<Hold> {
+    /// A proxy says goodbye; others may get what it held.
+    pub(crate) fn give_back(&mut self, instance: u64, view: &View, now: Now) {
+        self.queue
+            .retain(|entry| instance == 0 || entry.wish.instance != instance);
+        self.grant(view, now);
+    }
+
+    /// What the claim has, and its ticket; none when it is over, or when a newer stream of its proxy took its place.
+    pub(crate) fn get(&self, claim: Claim, view: &View, now: Now) -> Option<(u64, Hold)> {
         let position = self.queue.iter().position(|entry| entry.claim == claim)?;
         let entry = &self.queue[position];
-        Some(self.hold(entry, position, view))
+        Some((entry.ticket, self.hold(entry, position, view, now)))
     }
 
     /// Everybody, with what they have.
-    pub(crate) fn all(&self, view: &View) -> Vec<(String, Hold)> {
+    pub(crate) fn all(&self, view: &View, now: Now) -> Vec<(String, Hold)> {
         let all = self.queue.iter().enumerate();
         all.map(|(position, entry)| {
-            let hold = self.hold(entry, position, view);
+            let hold = self.hold(entry, position, view, now);
             (entry.wish.proxy.clone(), hold)
         })
         .collect()
     }
 
-    fn hold(&self, entry: &Entry, position: usize, view: &View) -> Hold {
+    /// When something changes by itself: [`Self::grant`] is to be called then.
+    pub(crate) fn next_change(&self, now: Now) -> Option<Duration> {
+        let broken = self.queue.iter().filter_map(|entry| entry.broken);
+        let young = Some(self.lease).filter(|_| self.is_young(now));
+        broken.chain(young).min()
+    }
+
+    fn hold(&self, entry: &Entry, position: usize, view: &View, now: Now) -> Hold {
         if entry.epoch == 0 {
-            return Hold::Waiting(self.waits_for(entry, position, view));
+            let others = self.queue.len() > 1 || !view.epochs.is_empty();
+            return match entry.wish.slices {
+                None if !others && !self.is_anew(view, now) => Hold::Expecting,
+                _ => Hold::Waiting(self.waits_for(entry, position, view, now)),
+            };
         }
         let wanted = u32::try_from(entry.slices.len()).unwrap_or(u32::MAX);
         Hold::Held {
@@ -144,21 +233,59 @@ impl Holds {
     }
 
     /// Gives slices to those that wait, in order, until one cannot have what it wants.
-    pub(crate) fn grant(&mut self, view: &View, now_ms: u64) {
-        while let Some((next, resumed, slices)) = self.next(view) {
-            let epoch = resumed.unwrap_or_else(|| now_ms.max(self.last_epoch.saturating_add(1)));
+    pub(crate) fn grant(&mut self, view: &View, now: Now) {
+        let served = view.last.values().copied().max();
+        self.last_epoch = self.last_epoch.max(served.unwrap_or(0));
+        self.end_broken(view, now);
+        self.renew(view, now);
+        while let Some((next, resumed, slices)) = self.next(view, now) {
+            let epoch = resumed.unwrap_or_else(|| self.next_epoch(now));
             self.last_epoch = self.last_epoch.max(epoch);
-            self.given
-                .extend(slices.iter().map(|&slice| (slice, epoch)));
-            self.ours.insert(epoch);
-            let entry = &mut self.queue[next];
-            entry.epoch = epoch;
-            entry.slices = slices;
+            self.give(next, epoch, slices);
+        }
+    }
+
+    fn next_epoch(&self, now: Now) -> u64 {
+        now.unix_ms.max(self.last_epoch.saturating_add(1))
+    }
+
+    fn give(&mut self, next: usize, epoch: u64, slices: Vec<u32>) {
+        self.given
+            .extend(slices.iter().map(|&slice| (slice, epoch)));
+        self.ours.insert(epoch);
+        let entry = &mut self.queue[next];
+        entry.epoch = epoch;
+        entry.slices = slices;
+        entry.served = false;
+    }
+
+    /// Ends the holds of proxies that have been away for too long, or have died.
+    fn end_broken(&mut self, view: &View, now: Now) {
+        self.queue.retain_mut(|entry| {
+            let epochs = entry.slices.iter().filter_map(|s| view.epochs.get(s));
+            let serves = entry.epoch != 0 && epochs.into_iter().any(|e| *e == entry.epoch);
+            entry.served |= serves;
+            let died = entry.served && !serves;
+            entry.broken.is_none_or(|until| now.up < until && !died)
+        });
+    }
+
+    /// Workers refuse what is older than they have served. The clock of a resource manager of before may have gone ahead of
+    /// this one's: a proxy that was given slices before that was known is given them anew.
+    fn renew(&mut self, view: &View, now: Now) {
+        for index in 0..self.queue.len() {
+            let entry = &self.queue[index];
+            let mut last = entry.slices.iter().filter_map(|s| view.last.get(s));
+            if entry.epoch != 0 && last.any(|last| *last > entry.epoch) {
+                let epoch = self.next_epoch(now);
+                self.last_epoch = epoch;
+                self.give(index, epoch, self.queue[index].slices.clone());
+            }
         }
     }
 
     /// Who is given slices now, under which epoch if it had one, and which.
-    fn next(&self, view: &View) -> Option<(usize, Option<u64>, Vec<u32>)> {
+    fn next(&self, view: &View, now: Now) -> Option<(usize, Option<u64>, Vec<u32>)> {
         let waiting = || {
             let all = self.queue.iter().enumerate();
             all.filter(|(_, entry)| entry.epoch == 0)
@@ -170,7 +297,7 @@ impl Holds {
         });
         back.or_else(|| {
             let (index, entry) = waiting().next()?;
-            Some((index, None, self.fitting(&entry.wish, view)?))
+            Some((index, None, self.fitting(&entry.wish, view, now)?))
         })
     }
 
@@ -182,92 +309,66 @@ impl Holds {
             Some(_) => wish.resume_slices.clone(),
         };
         let wanted = wish.slices.unwrap_or(self.slices) as usize;
+        let not_newer = |of: &BTreeMap<u32, u64>, slice: &u32| {
+            of.get(slice).is_none_or(|&epoch| epoch <= wish.resume)
+        };
         let fine = |slice: &u32| {
             *slice < self.slices
-                && self.is_free(*slice, wish.resume, view)
-                && self
-                    .given
-                    .get(slice)
-                    .is_none_or(|&given| given <= wish.resume)
+                && !self.is_held(*slice)
+                && not_newer(&self.given, slice)
+                && not_newer(&view.last, slice)
         };
         let may = wish.resume != 0 && slices.len() == wanted && slices.iter().all(fine);
         may.then_some(slices)
     }
 
     /// Slices that are free for a proxy: whole ones first, then, as far as it does without, others.
-    fn fitting(&self, wish: &Wish, view: &View) -> Option<Vec<u32>> {
+    fn fitting(&self, wish: &Wish, view: &View, now: Now) -> Option<Vec<u32>> {
+        if self.is_anew(view, now) {
+            return None;
+        }
         let free: Vec<u32> = self.free(view);
-        let Some(wanted) = wish.slices else {
-            // All, whoever of their workers is there.
-            return (free.len() == self.slices as usize).then_some(free);
-        };
         let (mut whole, others): (Vec<u32>, Vec<u32>) = free
             .into_iter()
             .partition(|slice| view.whole.contains(slice));
-        let needed = wanted.saturating_sub(wish.elastic).max(1) as usize;
-        if whole.len() < needed || whole.len() + others.len() < wanted as usize {
+        let wanted = wish.slices.unwrap_or(self.slices) as usize;
+        let needed = match wish.slices {
+            // A slice whose workers have not come may be another proxy's.
+            _ if self.is_young(now) => wanted,
+            // All, whoever of their workers is there.
+            None => 0,
+            Some(wanted) => wanted.saturating_sub(wish.elastic).max(1) as usize,
+        };
+        if whole.len() < needed || whole.len() + others.len() < wanted {
             return None;
         }
         whole.extend(others);
-        whole.truncate(wanted as usize);
+        whole.truncate(wanted);
         whole.sort_unstable();
         Some(whole)
     }
 
     fn free(&self, view: &View) -> Vec<u32> {
-        (0..self.slices)
-            .filter(|&slice| self.is_free(slice, 0, view))
-            .collect()
-    }
-
-    /// Whether nobody has the slice, or only the proxy with this epoch.
-    fn is_free(&self, slice: u32, epoch: u64, view: &View) -> bool {
-        let held = self.queue.iter().any(|entry| entry.slices.contains(&slice));
-        let served = view.epochs.get(&slice);
-        !held && served.is_none_or(|served| *served == epoch || self.ours.contains(served))
-    }
-
-    fn waits_for(&self, entry: &Entry, position: usize, view: &View) -> String {
-        let wanted = entry.wish.slices.unwrap_or(self.slices);
-        let holders: Vec<String> = self
-            .queue
-            .iter()
-            .filter(|other| other.epoch != 0)
-            .map(|other| format!("proxy {} holds {}", other.wish.proxy, other.slices.len()))
-            .collect();
-        let free = self.free(view);
-        let whole = free
-            .iter()
-            .filter(|slice| view.whole.contains(slice))
-            .count();
-        let ahead = self
-            .queue
-            .iter()
-            .take(position)
-            .filter(|other| other.epoch == 0);
-        let ahead = match ahead.count() {
-            0 => String::new(),
-            ahead => format!("; {ahead} more before this one"),
+        let is_free = |slice: &u32| {
+            // One that serves a proxy of before is kept for it.
+            let served = view.epochs.get(slice);
+            !self.is_held(*slice) && served.is_none_or(|served| self.ours.contains(served))
         };
-        let mut why = holders;
-        why.push(format!("{whole} free with all workers"));
-        let not_there = free.len() - whole;
-        if not_there > 0 {
-            why.push(format!("{not_there} free without"));
-        }
-        let foreign = view
-            .epochs
-            .values()
-            .filter(|epoch| !self.ours.contains(epoch))
-            .count();
-        if foreign > 0 {
-            why.push(format!("{foreign} kept for a proxy that is to come back"));
-        }
-        format!(
-            "waiting for {wanted} of {} slice(s): {}{ahead}",
-            self.slices,
-            why.join(", ")
-        )
+        (0..self.slices).filter(is_free).collect()
+    }
+
+    fn is_held(&self, slice: u32) -> bool {
+        self.queue.iter().any(|entry| entry.slices.contains(&slice))
+    }
+
+    /// Those that had slices of a resource manager of before may not have come yet.
+    fn is_young(&self, now: Now) -> bool {
+        now.up < self.lease
+    }
+
+    /// There was a resource manager before this one, and those that had slices of it may not have come yet.
+    fn is_anew(&self, view: &View, now: Now) -> bool {
+        self.is_young(now) && (self.again || view.again)
     }
 }
 

@@ -16,8 +16,9 @@ use crate::state::{Seated, State};
 /// What is sent to the worker.
 pub(crate) type Orders = mpsc::Sender<Result<WorkerOrder, Status>>;
 
-/// Watches one worker from its first report to its death. The worker is dead when its stream ends or fails, when it
-/// stays silent for `lease`, or when the resource manager stops; the last two it is told, with a status.
+/// Watches one worker from its first report to its death. Its stream is over when it ends or fails, when the worker stays
+/// silent for `lease`, or when the resource manager stops; the last two it is told, with a status. Unless it has said goodbye it
+/// may be back: it counts as there for another `lease`, as it does for a proxy that has a connection to it.
 pub(crate) async fn watch<S>(
     state: Arc<State>,
     mut reports: S,
@@ -28,32 +29,67 @@ pub(crate) async fn watch<S>(
     S: Stream<Item = Result<WorkerReport, Status>> + Unpin,
 {
     let ended = async {
-        let hello = first_report(&mut reports, lease).await?;
-        let place = (hello.slice, hello.task);
-        let address = hello.address.clone();
-        if hello.build_id != waystation_proto::BUILD_ID {
-            warn!(worker = %hello.build_id, ours = waystation_proto::BUILD_ID, "worker of another build with the same link version");
+        match seat(&state, &mut reports, lease).await {
+            Err(refused) => (refused, None),
+            Ok((seated, name)) => {
+                let death = serve_seated(&state, &seated, &mut reports, &orders, lease).await;
+                (death, Some((seated, name)))
+            }
         }
-        let seated = state.join(hello).map_err(|refusal| {
-            warn!(slice = place.0, task = place.1, %address, %refusal, "worker refused");
-            Status::failed_precondition(refusal.to_string())
-        })?;
-        info!(slice = place.0, task = place.1, %address, progress = state.progress(), "worker joined");
-        let death = serve_seated(&state, &seated, &mut reports, &orders, lease).await;
-        // No other death has this code.
-        let leaving = death.code() == Code::Aborted;
-        seated.leave(death.message(), leaving);
-        warn!(slice = place.0, task = place.1, %address, reason = death.message(), progress = state.progress(), "worker gone");
-        Err::<(), Status>(death)
     };
-    let status = tokio::select! {
-        ended = ended => ended.err(),
-        () = stop.cancelled() => Some(Status::unavailable("the resource manager is shutting down")),
+    let (death, seated) = tokio::select! {
+        ended = ended => ended,
+        () = stop.cancelled() => (Status::unavailable("the resource manager is shutting down"), None),
     };
-    if let Some(status) = status {
-        // A worker that is gone does not hear it. There is room for an order and a farewell: this never waits.
-        let _ = orders.try_send(Err(status));
+    let reason = death.message().to_owned();
+    // No other death has this code.
+    let leaving = death.code() == Code::Aborted;
+    let seated = match seated {
+        Some((seated, worker)) if leaving => {
+            seated.leave(&reason, true);
+            warn!(%worker, reason, progress = state.progress(), "worker gone");
+            None
+        }
+        missed => missed.filter(|(seated, _)| seated.miss(&reason)),
+    };
+    // A worker that is gone does not hear it. There is room for an order and a farewell: this never waits.
+    let _ = orders.try_send(Err(death));
+    drop((orders, reports));
+    let Some((seated, worker)) = seated else {
+        return;
+    };
+    warn!(%worker, reason, progress = state.progress(), "worker not heard of");
+    tokio::select! {
+        () = stop.cancelled() => {}
+        () = tokio::time::sleep(lease) => if seated.leave(&reason, false) {
+            warn!(%worker, reason, progress = state.progress(), "worker gone");
+        }
     }
+}
+
+/// Waits for a worker's Hello and seats it; names it.
+async fn seat<S>(
+    state: &Arc<State>,
+    reports: &mut S,
+    lease: Duration,
+) -> Result<(Seated, String), Status>
+where
+    S: Stream<Item = Result<WorkerReport, Status>> + Unpin,
+{
+    let hello = first_report(reports, lease).await?;
+    let name = format!(
+        "slice {} task {} at {}",
+        hello.slice, hello.task, hello.address
+    );
+    if hello.build_id != waystation_proto::BUILD_ID {
+        warn!(worker = %hello.build_id, ours = waystation_proto::BUILD_ID, "worker of another build with the same link version");
+    }
+    let seated = state.join(hello).map_err(|refusal| {
+        warn!(worker = %name, %refusal, "worker refused");
+        Status::failed_precondition(refusal.to_string())
+    })?;
+    info!(worker = %name, progress = state.progress(), "worker joined");
+    Ok((seated, name))
 }
 
 async fn first_report<S>(reports: &mut S, lease: Duration) -> Result<Hello, Status>
@@ -104,6 +140,8 @@ where
     let mut deadline = tokio::time::Instant::now() + lease;
     loop {
         tokio::select! {
+            // What has come is read before a deadline is looked at: this process may have been paused.
+            biased;
             first_device_id = &mut order, if !ordered => {
                 ordered = true;
                 if orders.send(Ok(WorkerOrder { first_device_id })).await.is_err() {

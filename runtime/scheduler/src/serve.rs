@@ -1,6 +1,6 @@
 //! Bringing the service up on a bound listener.
 
-use std::{net::TcpListener, time::Duration};
+use std::{net::TcpListener, sync::Arc, time::Duration};
 
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::transport::{Server, server::TcpIncoming};
@@ -104,8 +104,9 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
         tasks.clone(),
     );
     let cluster = Cluster::new(config.expected_slices, config.workers_per_slice, topology);
+    let state = State::new(cluster, config.lease);
     let service = Service {
-        state: State::new(cluster, config.lease),
+        state: Arc::clone(&state),
         lease: config.lease,
         instance_type: config.instance_type.clone(),
         stop: shutdown.clone(),
@@ -132,11 +133,16 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
         shutdown.cancelled().await;
         tokio::time::sleep(SHUTDOWN_GRACE).await;
     };
-    tokio::select! {
-        served = server => served.map_err(Error::Server)?,
-        () = overdue => info!("streams were still open at the end of the grace period"),
-    }
+    let served = tokio::select! {
+        served = server => served.map_err(Error::Server),
+        () = overdue => {
+            info!("streams were still open at the end of the grace period");
+            Ok(())
+        }
+        () = state.keep_time() => Ok(()),
+    };
     tasks.close();
+    served?;
     info!("resource manager stopped");
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! The gRPC adapter: decode, call, encode.
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
 use futures::{Stream, stream};
 use tokio::sync::mpsc;
@@ -9,8 +9,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{Request, Response, Status, Streaming};
 use tracing::info;
 use waystation_proto::waystation::scheduler::{
-    AllotRequest, Allotment, SchedulerStatus, SchedulerStatusRequest, WorkerOrder, WorkerReport,
-    resource_manager_server::ResourceManager,
+    AllotRequest, Allotment, GiveBackReply, GiveBackRequest, SchedulerStatus,
+    SchedulerStatusRequest, WorkerOrder, WorkerReport, resource_manager_server::ResourceManager,
 };
 
 use crate::{
@@ -63,6 +63,7 @@ impl ResourceManager for Service {
         &self,
         request: Request<AllotRequest>,
     ) -> Result<Response<Self::AllotStream>, Status> {
+        let peer = request.remote_addr();
         let request = request.into_inner();
         if request.link_version != waystation_proto::LINK_VERSION {
             return Err(Status::failed_precondition(format!(
@@ -74,7 +75,7 @@ impl ResourceManager for Service {
                 waystation_proto::BUILD_ID
             )));
         }
-        let wish = self.wish(request)?;
+        let wish = self.wish(request, peer)?;
         info!(proxy = %wish.proxy, slices = wish.slices, elastic = wish.elastic, "proxy asks for slices");
         let allotments = Allotments {
             changes: self.state.changes(),
@@ -92,11 +93,19 @@ impl ResourceManager for Service {
                 }
                 next = allotments.next() => match next {
                     Some(next) => Some((Ok(next), Some((allotments, stop)))),
-                    None => Some((Err(Status::aborted("a newer stream of this proxy holds the slices")), None)),
+                    None => Some((Err(Status::aborted("a newer stream of this proxy holds the slices, or it has given them back")), None)),
                 },
             }
         });
         Ok(Response::new(Box::pin(replies)))
+    }
+
+    async fn give_back(
+        &self,
+        request: Request<GiveBackRequest>,
+    ) -> Result<Response<GiveBackReply>, Status> {
+        self.state.give_back(request.into_inner().instance);
+        Ok(Response::new(GiveBackReply {}))
     }
 
     async fn get_status(
@@ -115,7 +124,7 @@ impl ResourceManager for Service {
 
 impl Service {
     /// What a proxy asks for, where this cluster could ever give it.
-    fn wish(&self, request: AllotRequest) -> Result<Wish, Status> {
+    fn wish(&self, request: AllotRequest, peer: Option<SocketAddr>) -> Result<Wish, Status> {
         let slices = self.state.slices();
         let wanted = u32::try_from(request.virtual_slices.len()).unwrap_or(u32::MAX);
         if wanted > slices {
@@ -135,9 +144,17 @@ impl Service {
                 )));
             }
         }
+        let proxy: String = request.proxy.chars().take(MAX_PROXY_NAME_CHARS).collect();
         Ok(Wish {
-            proxy: request.proxy.chars().take(MAX_PROXY_NAME_CHARS).collect(),
+            proxy: named(proxy, peer),
+            instance: request.instance,
             slices: (wanted > 0).then_some(wanted),
+            kind: request
+                .virtual_slices
+                .into_iter()
+                .next()
+                .unwrap_or_default(),
+            ticket: request.ticket,
             elastic: request.elastic_slices,
             resume: request.resume_epoch,
             resume_slices: request.resume_slices,
@@ -145,7 +162,17 @@ impl Service {
     }
 }
 
-/// A proxy's view. Dropped by tonic when the proxy's connection ends, which gives the slices back.
+/// The name of a proxy: where it listens. One that listens on all addresses is where it comes from.
+fn named(proxy: String, peer: Option<SocketAddr>) -> String {
+    match (proxy.parse::<SocketAddr>(), peer) {
+        (Ok(listens), Some(peer)) if listens.ip().is_unspecified() => {
+            SocketAddr::new(peer.ip().to_canonical(), listens.port()).to_string()
+        }
+        _ => proxy,
+    }
+}
+
+/// A proxy's view. Dropped by tonic when the proxy's connection ends.
 struct Allotments {
     changes: tokio::sync::watch::Receiver<u64>,
     claimed: Claimed,
@@ -165,6 +192,24 @@ impl Allotments {
             if self.changes.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_proxy_that_listens_everywhere_is_named_by_where_it_comes_from() {
+        let peer = Some("[::ffff:10.0.0.7]:40000".parse().expect("an address"));
+        for (listens, name) in [
+            ("0.0.0.0:29000", "10.0.0.7:29000"),
+            ("[::]:29000", "10.0.0.7:29000"),
+            ("10.0.0.8:29000", "10.0.0.8:29000"),
+            ("train", "train"),
+        ] {
+            assert_eq!(named(listens.to_owned(), peer), name);
         }
     }
 }

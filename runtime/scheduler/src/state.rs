@@ -5,7 +5,10 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use tokio::sync::watch;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
 use waystation_proto::waystation::scheduler::{
     Allotment, AllottedWorker, Hello, SchedulerStatus, allotted_worker::Presence,
     scheduler_status::Proxy,
@@ -13,7 +16,7 @@ use waystation_proto::waystation::scheduler::{
 
 use crate::{
     cluster::{Cluster, Member, Refusal},
-    holds::{Claim, Hold, Holds, View, Wish},
+    holds::{Claim, Hold, Holds, Now, View, Wish},
 };
 
 /// Shared by all handlers. The lock is held for short, pure steps only, never over an await.
@@ -22,6 +25,7 @@ pub(crate) struct State {
     inner: Mutex<Inner>,
     changes: watch::Sender<u64>,
     lease: Duration,
+    started: Instant,
 }
 
 #[derive(Debug)]
@@ -35,6 +39,8 @@ impl Inner {
         View {
             whole: self.cluster.whole(),
             epochs: self.cluster.epochs(),
+            last: self.cluster.last_epochs(),
+            again: self.cluster.again(),
         }
     }
 
@@ -47,12 +53,30 @@ impl State {
     pub(crate) fn new(cluster: Cluster, lease: Duration) -> Arc<State> {
         Arc::new(State {
             inner: Mutex::new(Inner {
-                holds: Holds::new(cluster.slices()),
+                holds: Holds::new(cluster.slices(), lease),
                 cluster,
             }),
             changes: watch::Sender::new(0),
             lease,
+            started: Instant::now(),
         })
+    }
+
+    /// Ends what ends with time. Runs until it is dropped.
+    pub(crate) async fn keep_time(&self) {
+        let mut changes = self.changes();
+        loop {
+            changes.mark_unchanged();
+            let next = self.lock().holds.next_change(self.now());
+            let next = next.map(|up| self.started + up);
+            tokio::select! {
+                () = async { sleep_until(next.unwrap_or(self.started)).await }, if next.is_some() => {
+                    self.members_changed();
+                }
+                // The sender lives as long as this.
+                _ = changes.changed() => {}
+            }
+        }
     }
 
     /// Changes of membership or holds. Several may be seen as one.
@@ -67,8 +91,6 @@ impl State {
         Ok(Seated {
             state: Arc::clone(self),
             member,
-            reason: "its registration was dropped".to_owned(),
-            leaving: false,
         })
     }
 
@@ -77,7 +99,7 @@ impl State {
         let claim = {
             let mut inner = self.lock();
             let view = inner.view();
-            inner.holds.claim(wish, &view, now_ms())
+            inner.holds.claim(wish, &view, self.now())
         };
         self.changed();
         Claimed {
@@ -86,11 +108,21 @@ impl State {
         }
     }
 
+    /// A proxy says goodbye.
+    pub(crate) fn give_back(&self, instance: u64) {
+        {
+            let mut inner = self.lock();
+            let view = inner.view();
+            inner.holds.give_back(instance, &view, self.now());
+        }
+        self.changed();
+    }
+
     pub(crate) fn status(&self) -> SchedulerStatus {
         let inner = self.lock();
         let all = inner.all();
         let here = |worker: &AllottedWorker| worker.presence() == Presence::Here;
-        let proxies = inner.holds.all(&inner.view()).into_iter();
+        let proxies = inner.holds.all(&inner.view(), self.now()).into_iter();
         SchedulerStatus {
             expected_workers: inner.cluster.expected().unwrap_or(0),
             workers: inner
@@ -106,6 +138,11 @@ impl State {
                         name,
                         progress: inner.cluster.progress(&slices),
                         slices,
+                    },
+                    Hold::Expecting => Proxy {
+                        name,
+                        progress: inner.cluster.progress(&all),
+                        slices: Vec::new(),
                     },
                     Hold::Waiting(progress) => Proxy {
                         name,
@@ -133,9 +170,20 @@ impl State {
         {
             let mut inner = self.lock();
             let view = inner.view();
-            inner.holds.grant(&view, now_ms());
+            inner.holds.grant(&view, self.now());
         }
         self.changed();
+    }
+
+    fn now(&self) -> Now {
+        // Before 1970 the clock is of no use; epochs then count from 1 and still grow while this process lives.
+        let since = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        Now {
+            unix_ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX).max(1),
+            up: self.started.elapsed(),
+        }
     }
 
     fn changed(&self) {
@@ -154,8 +202,6 @@ impl State {
 pub(crate) struct Seated {
     state: Arc<State>,
     member: Member,
-    reason: String,
-    leaving: bool,
 }
 
 impl Seated {
@@ -172,23 +218,37 @@ impl Seated {
         }
     }
 
-    /// Gives the seat up, and says why; `leaving`: as the worker has said itself.
-    pub(crate) fn leave(mut self, reason: &str, leaving: bool) {
-        reason.clone_into(&mut self.reason);
-        self.leaving = leaving;
+    /// The worker's stream has ended without a goodbye: it counts as there until the seat is given up. False when another
+    /// worker has taken the place.
+    pub(crate) fn miss(&self, reason: &str) -> bool {
+        let seated = self.state.lock().cluster.miss(self.member, reason);
+        self.state.members_changed();
+        seated
+    }
+
+    /// Gives the seat up, and says why; `leaving`: as the worker has said itself. False when another worker has taken the place.
+    pub(crate) fn leave(self, reason: &str, leaving: bool) -> bool {
+        self.end(reason, leaving)
+    }
+
+    fn end(&self, reason: &str, leaving: bool) -> bool {
+        let mut inner = self.state.lock();
+        let was_seated = inner.cluster.leave(self.member, reason, leaving);
+        drop(inner);
+        if was_seated {
+            self.state.members_changed();
+        }
+        was_seated
     }
 }
 
 impl Drop for Seated {
     fn drop(&mut self) {
-        let mut inner = self.state.lock();
-        inner.cluster.leave(self.member, &self.reason, self.leaving);
-        drop(inner);
-        self.state.members_changed();
+        self.end("its registration was dropped", false);
     }
 }
 
-/// A proxy's claim; dropping it gives the slices back.
+/// A proxy's claim, for as long as its stream lasts; dropping it without a goodbye leaves the slices to it for a lease.
 #[derive(Debug)]
 pub(crate) struct Claimed {
     state: Arc<State>,
@@ -201,27 +261,34 @@ impl Claimed {
         let inner = self.state.lock();
         let view = inner.view();
         let lease_ms = u32::try_from(self.state.lease.as_millis()).unwrap_or(u32::MAX);
-        Some(match inner.holds.get(self.claim, &view)? {
+        let now = self.state.now();
+        let (ticket, hold) = inner.holds.get(self.claim, &view, now)?;
+        let waiting = |progress| Allotment {
+            progress,
+            lease_ms,
+            ticket,
+            ..Allotment::default()
+        };
+        Some(match hold {
             Hold::Held {
                 epoch,
                 slices,
                 needed,
             } => {
-                let whole = slices.iter().filter(|slice| view.whole.contains(slice));
+                let complete = inner.cluster.complete();
+                let complete = slices.iter().filter(|slice| complete.contains(slice));
                 Allotment {
-                    complete: whole.count() >= needed as usize,
+                    complete: complete.count() >= needed as usize,
                     progress: inner.cluster.progress(&slices),
                     epoch,
                     workers: inner.cluster.places(&slices),
                     slices,
                     lease_ms,
+                    ticket,
                 }
             }
-            Hold::Waiting(progress) => Allotment {
-                progress,
-                lease_ms,
-                ..Allotment::default()
-            },
+            Hold::Expecting => waiting(inner.cluster.progress(&inner.all())),
+            Hold::Waiting(progress) => waiting(progress),
         })
     }
 }
@@ -231,16 +298,9 @@ impl Drop for Claimed {
         {
             let mut inner = self.state.lock();
             let view = inner.view();
-            inner.holds.release(self.claim, &view, now_ms());
+            let now = self.state.now();
+            inner.holds.broke(self.claim, &view, now);
         }
         self.state.changed();
     }
-}
-
-fn now_ms() -> u64 {
-    // Before 1970 the clock is of no use; epochs then count from 1 and still grow while this process lives.
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX).max(1)
 }

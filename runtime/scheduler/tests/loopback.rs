@@ -12,13 +12,15 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Streaming};
 use waystation_proto::waystation::scheduler::{
-    AllotRequest, Allotment, Hello, WorkerInventory, WorkerOrder, WorkerReport,
+    AllotRequest, Allotment, Beat, Hello, WorkerInventory, WorkerOrder, WorkerReport,
     allotted_worker::Presence, resource_manager_client::ResourceManagerClient,
     worker_inventory::Device, worker_report::Report,
 };
 use waystation_scheduler::{Config, client, serve};
 
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Where a test waits for its end.
+const LEASE: Duration = Duration::from_secs(2);
 
 struct Manager {
     address: String,
@@ -27,10 +29,15 @@ struct Manager {
 }
 
 fn start(slices: u32, listener: TcpListener) -> Manager {
+    start_with(slices, listener, waystation_scheduler::DEFAULT_LEASE)
+}
+
+fn start_with(slices: u32, listener: TcpListener, lease: Duration) -> Manager {
     let address = listener.local_addr().unwrap().to_string();
     let stop = CancellationToken::new();
     let config = Config {
         expected_slices: slices,
+        lease,
         ..Config::new(listener)
     };
     let served = tokio::spawn(serve(config, stop.clone()));
@@ -86,16 +93,27 @@ impl Manager {
             .await
             .unwrap()
             .into_inner();
-        Worker {
-            _reports: reports,
-            orders,
-        }
+        let beats = tokio::spawn(async move {
+            let beat = || WorkerReport {
+                report: Some(Report::Beat(Beat::default())),
+            };
+            while reports.send(beat()).await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        });
+        Worker { beats, orders }
     }
 
     fn proxy(&self, name: &str) -> Proxy {
+        self.asking(request(name))
+    }
+
+    fn asking(&self, request: AllotRequest) -> Proxy {
         let stop = CancellationToken::new();
+        let watch = client::watch(self.address.clone(), request, stop.clone());
         Proxy {
-            allotments: client::watch(self.address.clone(), request(name), stop.clone()),
+            allotments: watch.allotments,
+            ended: watch.ended,
             stop,
         }
     }
@@ -111,12 +129,19 @@ fn request(proxy: &str) -> AllotRequest {
 }
 
 struct Worker {
-    _reports: mpsc::Sender<WorkerReport>,
+    beats: JoinHandle<()>,
     orders: Streaming<WorkerOrder>,
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.beats.abort();
+    }
 }
 
 struct Proxy {
     allotments: tokio::sync::watch::Receiver<Option<Allotment>>,
+    ended: JoinHandle<()>,
     stop: CancellationToken,
 }
 
@@ -141,7 +166,7 @@ async fn a_proxy_sees_workers_come_go_and_come_back_under_one_epoch() {
     let empty = proxy.until(|_| true).await;
     assert!(!empty.complete);
     assert_eq!(empty.progress, "no worker yet of 2 slice(s)");
-    assert!(empty.epoch > 0);
+    assert_eq!(empty.epoch, 0, "somebody may have the slices");
 
     let mut first = manager.worker(0).await;
     assert_eq!(
@@ -155,7 +180,7 @@ async fn a_proxy_sees_workers_come_go_and_come_back_under_one_epoch() {
         0
     );
     proxy
-        .until(|now| now.progress == "1 of 2 slices (1 of 2 workers)" && now.workers.len() == 2)
+        .until(|now| now.progress == "1 of 2 slices (1 of 2 workers)")
         .await;
     let mut second = manager.worker(1).await;
     assert_eq!(
@@ -175,10 +200,11 @@ async fn a_proxy_sees_workers_come_go_and_come_back_under_one_epoch() {
         .map(|w| (w.address.as_str(), w.slice, w.first_device_id))
         .collect();
     assert_eq!(ids, [("worker0:1", 0, 0), ("worker1:1", 1, 4)]);
-    assert_eq!(full.epoch, empty.epoch);
+    assert!(full.epoch > 0);
 
     drop(first);
-    let less = proxy.until(|now| !now.complete).await;
+    let less = proxy.until(|now| now.progress != full.progress).await;
+    assert!(less.complete, "it may be back");
     let places: Vec<_> = less
         .workers
         .iter()
@@ -187,7 +213,7 @@ async fn a_proxy_sees_workers_come_go_and_come_back_under_one_epoch() {
     let ended = "its stream to the resource manager ended";
     assert_eq!(
         places,
-        [(Presence::Gone, 0, ended), (Presence::Here, 4, "")]
+        [(Presence::Missed, 0, ended), (Presence::Here, 4, "")]
     );
     let mut back = manager.worker(0).await;
     assert_eq!(
@@ -199,7 +225,8 @@ async fn a_proxy_sees_workers_come_go_and_come_back_under_one_epoch() {
             .first_device_id,
         0
     );
-    assert_eq!(proxy.until(|now| now.complete).await.epoch, full.epoch);
+    let again = proxy.until(|now| now.progress == full.progress).await;
+    assert_eq!(again.epoch, full.epoch);
     let status = client::status(&manager.address).await.unwrap();
     assert_eq!((status.expected_workers, status.workers.len()), (2, 2));
     manager.stop().await;
@@ -233,7 +260,7 @@ async fn a_second_proxy_is_told_to_wait_and_gets_the_workers_under_a_greater_epo
     let waiting = second.until(|_| true).await;
     assert_eq!(
         waiting.progress,
-        "waiting for 1 of 1 slice(s): proxy first holds 1, 0 free with all workers"
+        "waiting for the only slice: proxy first holds 1, 0 free with all workers"
     );
     assert!(!waiting.complete && waiting.workers.is_empty() && waiting.epoch == 0);
     first.stop.cancel();
@@ -259,15 +286,10 @@ async fn proxies_share_a_resource_manager_and_no_slice() {
         workers.push(manager.worker(slice).await);
     }
     let of = |name: &str, types: &[&str]| {
-        let stop = CancellationToken::new();
-        let request = AllotRequest {
+        manager.asking(AllotRequest {
             virtual_slices: types.iter().map(|&kind| kind.to_owned()).collect(),
             ..request(name)
-        };
-        Proxy {
-            allotments: client::watch(manager.address.clone(), request, stop.clone()),
-            stop,
-        }
+        })
     };
     let mut one = of("one", &["cpu:4"]);
     let had = one.until(|now| now.complete).await;
@@ -287,7 +309,7 @@ async fn proxies_share_a_resource_manager_and_no_slice() {
     let waiting = small.until(|now| now.epoch == 0).await;
     assert_eq!(
         waiting.progress,
-        "waiting for 1 of 3 slice(s): proxy one holds 1, proxy two holds 2, 0 free with all workers; 1 more before this one"
+        "waiting for 1 slice of cpu:4: proxy one holds 1, proxy two holds 2, 0 free with all workers; place 2 in the queue"
     );
     one.stop.cancel();
     let still = big.until(|now| now.progress.contains("1 free")).await;
@@ -306,17 +328,12 @@ async fn proxies_share_a_resource_manager_and_no_slice() {
 
 #[tokio::test]
 async fn slices_may_be_missing_from_the_start_and_their_devices_are_shown() {
-    let manager = start(2, any_port());
+    let manager = start_with(2, any_port(), LEASE);
     let _worker = manager.worker(1).await;
-    let stop = CancellationToken::new();
-    let wanted = AllotRequest {
+    let mut proxy = manager.asking(AllotRequest {
         elastic_slices: 1,
         ..request("p")
-    };
-    let mut proxy = Proxy {
-        allotments: client::watch(manager.address.clone(), wanted, stop.clone()),
-        stop,
-    };
+    });
     let allotment = proxy.until(|now| now.complete).await;
     let places: Vec<_> = allotment
         .workers
@@ -399,7 +416,7 @@ async fn a_proxy_of_another_link_version_is_refused_naming_both() {
 
 #[tokio::test]
 async fn a_proxy_outlives_the_resource_manager_with_its_epoch_and_its_ids() {
-    let manager = start(1, any_port());
+    let manager = start_with(1, any_port(), LEASE);
     let worker = manager.worker(0).await;
     let mut proxy = manager.proxy("p");
     let before = proxy.until(|now| now.complete).await;
@@ -409,12 +426,18 @@ async fn a_proxy_outlives_the_resource_manager_with_its_epoch_and_its_ids() {
     let seen = proxy.allotments.borrow_and_update().clone();
     assert_eq!(seen, Some(before.clone()), "the last allotment stays");
 
-    let manager = start(1, TcpListener::bind(&address).unwrap());
+    let manager = start_with(1, TcpListener::bind(&address).unwrap(), LEASE);
     // The new resource manager knows no worker at first.
     proxy.until(|now| !now.complete).await;
     let _worker = manager.worker(0).await;
     let after = proxy.until(|now| now.complete).await;
-    assert_eq!(after, before);
+    assert_eq!(
+        after,
+        Allotment {
+            ticket: after.ticket,
+            ..before.clone()
+        }
+    );
     // A proxy that comes later gets a greater epoch all the same.
     proxy.stop.cancel();
     let mut next = manager.proxy("next");
@@ -425,13 +448,31 @@ async fn a_proxy_outlives_the_resource_manager_with_its_epoch_and_its_ids() {
 #[tokio::test]
 async fn what_is_no_address_ends_the_watch() {
     let stop = CancellationToken::new();
-    let mut allotments = client::watch("not an address".to_owned(), request("p"), stop);
+    let mut watch = client::watch("not an address".to_owned(), request("p"), stop);
     assert!(
-        timeout(PATIENCE, allotments.changed())
+        timeout(PATIENCE, watch.allotments.changed())
             .await
             .unwrap()
             .is_err()
     );
     let error = client::status("not an address").await.unwrap_err();
     assert!(matches!(error, client::Error::Address { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_proxy_that_ends_without_a_goodbye_is_waited_for() {
+    let manager = start_with(1, any_port(), LEASE);
+    let _worker = manager.worker(0).await;
+    let mut first = manager.proxy("first");
+    let held = first.until(|now| now.complete).await;
+    let mut second = manager.proxy("second");
+    second.until(|_| true).await;
+    // As with a connection that is reset: the task that would say goodbye is no more.
+    first.ended.abort();
+    let kept = second
+        .until(|now| now.progress.contains("not heard of"))
+        .await;
+    assert_eq!(kept.epoch, 0);
+    assert!(second.until(|now| now.complete).await.epoch > held.epoch);
+    manager.stop().await;
 }

@@ -134,6 +134,17 @@ impl Dispatch {
                 ),
             ));
         }
+        // The proxy of an older one may not know yet that it has lost its slices to others, who have ended since.
+        let last = self.core.lease.epochs().last();
+        if attach.epoch < last {
+            return Err(status::of(
+                Code::FailedPrecondition,
+                format!(
+                    "the worker has served lease {last}, which is newer than lease {}",
+                    attach.epoch
+                ),
+            ));
+        }
         let local = self.core.client.devices().len();
         if attach.device_ids.len() != local {
             return Err(status::invalid(format!(
@@ -141,7 +152,9 @@ impl Dispatch {
                 attach.device_ids.len()
             )));
         }
-        self.session = None;
+        if let Some(session) = self.session.take() {
+            session.superseded(attach.epoch);
+        }
         self.serial += 1;
         self.attempt = attach.attempt;
         self.core.lease.serves(attach.epoch);

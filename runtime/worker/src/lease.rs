@@ -10,26 +10,47 @@ use tokio::sync::watch;
 /// Shared by reference count.
 #[derive(Debug)]
 pub(crate) struct Lease {
-    epoch: Arc<AtomicU64>,
+    epochs: Arc<Epochs>,
     /// Op streams that are open.
     streams: watch::Sender<usize>,
+}
+
+/// What the resource manager is told of it.
+#[derive(Debug, Default)]
+pub(crate) struct Epochs {
+    now: AtomicU64,
+    last: AtomicU64,
+}
+
+impl Epochs {
+    /// The epoch that is served, 0 for none.
+    pub(crate) fn now(&self) -> u64 {
+        self.now.load(Relaxed)
+    }
+
+    /// The greatest one that has been served, 0 for none.
+    pub(crate) fn last(&self) -> u64 {
+        self.last.load(Relaxed)
+    }
 }
 
 impl Lease {
     pub(crate) fn new() -> Lease {
         Lease {
-            epoch: Arc::default(),
+            epochs: Arc::default(),
             streams: watch::Sender::new(0),
         }
     }
 
-    /// The epoch that is served, 0 for none; kept up to date.
-    pub(crate) fn epoch(&self) -> Arc<AtomicU64> {
-        Arc::clone(&self.epoch)
+    /// Kept up to date.
+    pub(crate) fn epochs(&self) -> &Arc<Epochs> {
+        &self.epochs
     }
 
+    /// The worker serves this epoch, 0 for none.
     pub(crate) fn serves(&self, epoch: u64) {
-        self.epoch.store(epoch, Relaxed);
+        self.epochs.last.fetch_max(epoch, Relaxed);
+        self.epochs.now.store(epoch, Relaxed);
     }
 
     /// Counts an op stream until the returned guard drops.

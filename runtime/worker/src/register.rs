@@ -1,12 +1,6 @@
 //! The worker's life at the resource manager: Hello, then a beat each second; dials again when the stream breaks.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -20,7 +14,7 @@ use waystation_proto::{
     xla::ifrt::{AttributeMapProto, attribute_map_proto},
 };
 
-use crate::{config::Simulated, peers};
+use crate::{config::Simulated, lease::Epochs, peers};
 
 const BEAT: Duration = Duration::from_secs(1);
 const FIRST_RETRY: Duration = Duration::from_millis(100);
@@ -34,17 +28,24 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a worker that leaves waits for the resource manager to take note.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// Stays registered until the token is cancelled; says so then, at once. `lease_epoch`: of the proxy that is served.
+/// Stays registered until the token is cancelled; says so then, at once. `epochs`: of the proxies that are served.
 pub(crate) async fn stay_registered(
     address: String,
     mut hello: Hello,
-    lease_epoch: Arc<AtomicU64>,
+    epochs: Arc<Epochs>,
     stop: CancellationToken,
 ) {
     let mut pause = FIRST_RETRY;
     while !stop.is_cancelled() {
-        hello.lease_epoch = lease_epoch.load(Relaxed);
-        match register(&address, &hello, &lease_epoch, &stop, &mut pause).await {
+        hello.lease_epoch = epochs.now();
+        hello.last_epoch = epochs.last();
+        let mut ordered = false;
+        let registered = register(&address, &hello, &epochs, &stop, &mut ordered).await;
+        if ordered {
+            hello.again = true;
+            pause = FIRST_RETRY;
+        }
+        match registered {
             Ok(()) => tracing::info!(
                 resource_manager = address,
                 "the resource manager closed the registration"
@@ -64,9 +65,9 @@ pub(crate) async fn stay_registered(
 async fn register(
     address: &str,
     hello: &Hello,
-    lease_epoch: &AtomicU64,
+    epochs: &Epochs,
     stop: &CancellationToken,
-    pause: &mut Duration,
+    ordered: &mut bool,
 ) -> Result<(), tonic::Status> {
     let connect = peers::endpoint(address)
         .map_err(|error| {
@@ -99,7 +100,7 @@ async fn register(
                     return;
                 }
             }
-            let lease_epoch = lease_epoch.load(Relaxed);
+            let lease_epoch = epochs.now();
             if reports
                 .send(report(Report::Beat(Beat { lease_epoch })))
                 .await
@@ -117,7 +118,7 @@ async fn register(
             .await?
             .into_inner();
         while let Some(order) = orders.message().await? {
-            *pause = FIRST_RETRY;
+            *ordered = true;
             tracing::info!(first_device_id = order.first_device_id, "registered");
         }
         Ok(())

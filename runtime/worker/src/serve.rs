@@ -95,6 +95,8 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
         slice_tasks: config.slice_tasks,
         cpu_features: register::cpu_features(&client),
         lease_epoch: 0,
+        last_epoch: 0,
+        again: false,
     };
 
     let compiler = Compiler::new(
@@ -178,8 +180,8 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
         "the worker serves"
     );
     let registration = config.resource_manager.map(|manager| {
-        let (epoch, stop) = (core.lease.epoch(), stop.clone());
-        tokio::spawn(register::stay_registered(manager, hello, epoch, stop))
+        let (epochs, stop) = (Arc::clone(core.lease.epochs()), stop.clone());
+        tokio::spawn(register::stay_registered(manager, hello, epochs, stop))
     });
 
     tokio::spawn(heap::watch(

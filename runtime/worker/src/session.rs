@@ -26,7 +26,7 @@ use std::{
 
 use waystation_proto::{
     tensorflow::StatusProto,
-    waystation::worker::{Answer, Attach, Op, op, reply},
+    waystation::worker::{Answer, Attach, Ended, Op, op, reply},
 };
 
 use self::{
@@ -137,6 +137,15 @@ impl Session {
 
     pub(crate) fn serial(&self) -> u64 {
         self.serial
+    }
+
+    /// Ends for a newer session, and says so.
+    pub(crate) fn superseded(self, epoch: u64) {
+        let why = match epoch == self.epoch {
+            true => "the proxy has connected anew".to_owned(),
+            false => format!("its slice has been given to another proxy, under lease {epoch}"),
+        };
+        self.outbox.send(reply::Reply::Ended(Ended { why }));
     }
 
     /// Applies the next op of the stream.

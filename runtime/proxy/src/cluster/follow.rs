@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use tokio::{
     sync::{Notify, oneshot, watch},
+    task::JoinHandle,
     time::{Instant, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
@@ -43,8 +44,9 @@ pub(crate) struct Follow {
     pub(crate) shutdown: CancellationToken,
 }
 
-/// Follows the resource manager's allotments and keeps the newest cluster connected, until the shutdown.
-pub(crate) fn follow(follow: Follow) -> ClusterWatch {
+/// Follows the resource manager's allotments and keeps the newest cluster connected, until the shutdown. The task has ended
+/// when the resource manager has been told of that.
+pub(crate) fn follow(follow: Follow) -> (ClusterWatch, JoinHandle<()>) {
     let (sender, receiver) = watch::channel((None, "waiting for the resource manager".to_owned()));
     let request = AllotRequest {
         link_version: LINK_VERSION,
@@ -55,7 +57,7 @@ pub(crate) fn follow(follow: Follow) -> ClusterWatch {
         ..AllotRequest::default()
     };
     let shutdown = follow.shutdown;
-    let allotments =
+    let watch =
         waystation_scheduler::client::watch(follow.resource_manager, request, shutdown.clone());
     let follower = Follower {
         gang: follow.gang,
@@ -79,10 +81,10 @@ pub(crate) fn follow(follow: Follow) -> ClusterWatch {
     tokio::spawn(async move {
         tokio::select! {
             () = shutdown.cancelled() => {}
-            () = follower.run(allotments) => {}
+            () = follower.run(watch.allotments) => {}
         }
     });
-    receiver
+    (receiver, watch.ended)
 }
 
 /// One place of the cluster, and the way to its worker.
@@ -92,8 +94,6 @@ struct Place {
     dialled: bool,
     /// Not before it is the worker dialled again.
     retry: Option<Instant>,
-    /// When a worker counts as lost that only the resource manager takes for dead.
-    doubt: Option<Instant>,
 }
 
 impl Place {
@@ -103,7 +103,6 @@ impl Place {
             link: None,
             dialled: false,
             retry: None,
-            doubt: None,
         }
     }
 
@@ -178,15 +177,13 @@ impl Follower {
             }
             // Until the next allotment.
             loop {
-                self.lose_doubted();
                 self.dial_workers();
                 if self.publish().await.is_break() {
                     return;
                 }
                 let retry = self.places.iter().filter(|place| place.wants_link());
                 let retry = retry.filter_map(|place| place.retry);
-                let doubts = self.places.iter().filter_map(|place| place.doubt);
-                let next = retry.chain(doubts).chain(self.ask).min();
+                let next = retry.chain(self.ask).min();
                 let deaths = Arc::clone(&self.dial.deaths);
                 tokio::select! {
                     changed = allotments.changed() => match changed {
@@ -214,6 +211,7 @@ impl Follower {
         self.progress.clone_from(&allotment.progress);
         if allotment.epoch == 0 {
             self.complete = false;
+            self.lose_slices();
             return;
         }
         if allotment.lease_ms > 0 {
@@ -239,6 +237,8 @@ impl Follower {
         }
         if !same {
             self.devices = None;
+            // Clients that come now wait for the new places.
+            self.sender.send_modify(|state| state.0 = None);
             let workers = allotment.workers.into_iter();
             let mut places: Vec<Place> = workers.map(Place::new).collect();
             for place in &mut places {
@@ -263,16 +263,17 @@ impl Follower {
             let Some(place) = self.places.iter_mut().find(|place| place.is_at(&worker)) else {
                 continue;
             };
-            let doubt = place.doubt.take();
             match worker.presence() {
                 Presence::NotSeen => continue,
-                // Its word alone ends nothing: it may have been paused, or one connection of its have broken. A worker that
-                // is dead the link's own pings find within a lease.
-                Presence::Gone if place.is_alive() => {
-                    let lease = self.dial.lease;
-                    place.doubt = doubt.or_else(|| Some(Instant::now() + lease));
+                // The resource manager may have been paused, or one connection have broken. A worker that is dead the link's
+                // own pings find within a lease.
+                Presence::Missed => {}
+                // It has been missed for a lease.
+                Presence::Gone => {
+                    if let Some(link) = &place.link {
+                        link.lose(&worker.reason);
+                    }
                 }
-                Presence::Gone => {}
                 Presence::Leaving => {
                     if let Some(link) = &place.link {
                         link.leave();
@@ -292,16 +293,31 @@ impl Follower {
         }
     }
 
-    /// Loses the workers that the resource manager has missed for a lease, although they answer here.
-    fn lose_doubted(&mut self) {
-        let now = Instant::now();
-        for place in &mut self.places {
-            if place.doubt.take_if(|at| *at <= now).is_some()
-                && let Some(link) = &place.link
-            {
-                link.lose(&place.worker.reason);
-            }
+    /// The lease is over: others may have the slices, and there is nothing left to go back to. Clients that come now wait.
+    fn lose_slices(&mut self) {
+        if self.epoch == 0 {
+            return;
         }
+        tracing::warn!(
+            epoch = self.epoch,
+            "the proxy's slices were given to others, or may be: all that was on them is lost"
+        );
+        self.epoch = 0;
+        self.dialling = FuturesUnordered::new();
+        for place in &mut self.places {
+            let why = format!(
+                "the resource manager has given slice {} away, having heard nothing of this proxy for its lease",
+                place.worker.slice
+            );
+            if let Some(link) = &place.link {
+                link.lose(&why);
+            }
+            place.dialled = false;
+            place.retry = None;
+            place.worker.set_presence(Presence::Gone);
+            place.worker.reason = why;
+        }
+        self.sender.send_modify(|state| state.0 = None);
     }
 
     /// Dials the workers that have no link.
@@ -360,13 +376,16 @@ impl Follower {
     async fn publish(&mut self) -> std::ops::ControlFlow<()> {
         use std::ops::ControlFlow::{Break, Continue};
 
-        let first = self.devices.is_none();
-        let waits = |place: &Place| place.worker.presence() == Presence::Here && !place.is_alive();
+        let now = self.sender.borrow().0.clone();
+        let first = now.is_none();
+        let waits = |place: &Place| {
+            let is_there = matches!(place.worker.presence(), Presence::Here | Presence::Missed);
+            is_there && !place.is_alive()
+        };
         if first && (!self.complete || self.places.iter().any(waits)) {
             return Continue(());
         }
-        let now = self.sender.borrow().0.clone();
-        let unchanged = now.filter(|_| !first).is_some_and(|now| {
+        let unchanged = now.is_some_and(|now| {
             let mut links = self.places.iter().zip(&now.links);
             // A dead link stays until there is another.
             links.all(|(place, link)| {

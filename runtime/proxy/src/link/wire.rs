@@ -69,6 +69,11 @@ impl Wire {
                 self.leave(name);
                 return;
             }
+            Some(reply::Reply::Ended(ended)) => {
+                tracing::warn!(worker = %name, why = ended.why, "worker lost");
+                self.die(name, &ended.why);
+                return;
+            }
             Some(reply) => match split(reply) {
                 Some(answer) => answer,
                 None => return,
@@ -135,9 +140,10 @@ impl Wire {
 /// The number and outcome of a reply; `None` for one that answers nothing.
 fn split(reply: reply::Reply) -> Option<(u64, Result<reply::Reply, Status>)> {
     let (id, status) = match &reply {
-        reply::Reply::Attached(_) | reply::Reply::Taken(_) | reply::Reply::Leaving(_) => {
-            return None;
-        }
+        reply::Reply::Attached(_)
+        | reply::Reply::Taken(_)
+        | reply::Reply::Leaving(_)
+        | reply::Reply::Ended(_) => return None,
         reply::Reply::CompileDone(done) => (done.request, done.status.clone()),
         reply::Reply::WatchDone(done) => (done.watch, done.status.clone()),
         reply::Reply::ReadDone(done) => (done.transfer, done.status.clone()),

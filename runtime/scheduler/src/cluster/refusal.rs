@@ -2,7 +2,7 @@
 
 use waystation_proto::waystation::scheduler::{Hello, WorkerInventory};
 
-use super::{Cluster, Live, Place};
+use super::{Cluster, Place};
 
 /// More workers than any slice has. Each place costs work with every change, so a worker's word must not make them without end.
 const MAX_TASKS: u32 = 1 << 16;
@@ -124,8 +124,9 @@ impl Cluster {
         self.check_place(hello)?;
         let devices = self.check_devices(place, hello)?;
         let others = self.seats.iter().filter(|(other, _)| **other != place);
-        for Live { hello: mate, .. } in others.filter_map(|(_, seat)| seat.live.as_ref()) {
-            check_alike(mate, hello)?;
+        let mates = others.filter_map(|(_, seat)| seat.live.as_ref());
+        for mate in mates.filter(|mate| mate.missed.is_none()) {
+            check_alike(&mate.hello, hello)?;
         }
         Ok(devices)
     }
@@ -194,7 +195,8 @@ impl Cluster {
         }
         let seated = self.seats.get(&place).and_then(|seat| seat.live.as_ref());
         // One that registers again while its broken stream counts as alive takes its own place.
-        if let Some(other) = seated.filter(|other| other.hello.address != hello.address) {
+        let other = seated.filter(|other| other.hello.address != hello.address);
+        if let Some(other) = other.filter(|other| other.missed.is_none()) {
             return Err(Refusal::Taken {
                 place,
                 address: other.hello.address.clone(),

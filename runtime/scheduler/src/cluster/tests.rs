@@ -297,3 +297,28 @@ fn devices_must_exist_and_stay_the_same_in_number_and_platform() {
     other.inventory.as_mut().unwrap().platform_name = "cuda".to_owned();
     assert!(matches!(cluster.join(other), Err(Refusal::Platform { .. })));
 }
+
+#[test]
+fn another_worker_may_take_the_place_of_one_that_is_missed() {
+    let mut cluster = Cluster::new(1, Some(1), None);
+    let first = cluster.join(hello(0, 0, 1, 4)).unwrap();
+    let at = |address: &str| Hello {
+        address: address.to_owned(),
+        build_id: "another build".to_owned(),
+        ..hello(0, 0, 1, 4)
+    };
+    assert!(matches!(
+        cluster.join(at("elsewhere:1")),
+        Err(Refusal::Taken { .. })
+    ));
+    assert!(cluster.miss(first, "its stream ended"));
+    let presence = |cluster: &Cluster| cluster.places(&[0])[0].presence();
+    assert_eq!(presence(&cluster), Presence::Missed);
+    assert_eq!((cluster.whole(), cluster.complete()), (vec![], vec![0]));
+    cluster.join(at("elsewhere:1")).unwrap();
+    assert_eq!(presence(&cluster), Presence::Here);
+    // Of the one before nothing is left.
+    assert!(!cluster.miss(first, "late"));
+    assert!(!cluster.leave(first, "late", false));
+    assert_eq!(presence(&cluster), Presence::Here);
+}

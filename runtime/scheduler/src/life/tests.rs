@@ -106,15 +106,30 @@ async fn the_order_waits_until_the_size_of_the_slices_before_it_is_known() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_ends_frees_the_place_at_once() {
+async fn a_worker_whose_stream_ends_counts_as_there_for_a_lease() {
     let state = State::new(Cluster::new(1, None, None), LEASE);
+    let here = async |worker: Option<Worker>| {
+        drop(worker);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        (state.status().workers.len(), state.progress())
+    };
+    let missed = (0, "1 of 1 workers, 1 of them not heard of".to_owned());
+    let there = (1, "1 of 1 workers".to_owned());
     let worker = start(&state);
     worker.hello(0).await;
-    tokio::time::sleep(Duration::from_millis(1)).await;
-    assert_eq!(state.status().workers.len(), 1);
-    drop(worker);
-    tokio::time::sleep(Duration::from_millis(1)).await;
-    assert!(state.status().workers.is_empty());
+    assert_eq!(here(None).await, there);
+    assert_eq!(here(Some(worker)).await, missed);
+    // It comes back: what was told of its first stream is void, then and later.
+    tokio::time::sleep(LEASE / 2).await;
+    let worker = start(&state);
+    worker.hello(0).await;
+    assert_eq!(here(None).await, there);
+    tokio::time::sleep(LEASE * 2 / 3).await;
+    assert_eq!(here(None).await, there);
+    // Away for too long.
+    assert_eq!(here(Some(worker)).await, missed);
+    tokio::time::sleep(LEASE).await;
+    assert_eq!(here(None).await, (0, "0 of 1 workers".to_owned()));
 }
 
 #[tokio::test(start_paused = true)]
