@@ -43,15 +43,26 @@ class Parts:
 
     def run_client(self, arguments, proxy, timeout=300, environment=None):
         """Runs a JAX process on a proxy; gives (status, output)."""
-        environment = {
-            **self.environment, **CLIENT_ENVIRONMENT, "JAX_PLATFORMS": "proxy", "JAX_BACKEND_TARGET": f"grpc://{proxy}",
-            "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS": "true", **(environment or {}),
-        }  # fmt: skip
         done = subprocess.run(
-            [sys.executable, *map(str, arguments)], env=environment, cwd=self.folder, text=True, timeout=timeout,
+            [sys.executable, *map(str, arguments)], env=self._of_client(proxy, environment), cwd=self.folder, text=True, timeout=timeout,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         return done.returncode, done.stdout
+
+    def start_client(self, name, arguments, proxy, environment=None):
+        """Starts a JAX process on a proxy; gives the process, and a function that gives what it has told."""
+        with open(self._log(name), "wb") as log:
+            self.running[name] = subprocess.Popen(
+                [sys.executable, *map(str, arguments)], env=self._of_client(proxy, environment), cwd=self.folder,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+        return self.running[name], lambda: self.log(name)
+
+    def _of_client(self, proxy, environment):
+        return {
+            **self.environment, **CLIENT_ENVIRONMENT, "JAX_PLATFORMS": "proxy", "JAX_BACKEND_TARGET": f"grpc://{proxy}",
+            "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS": "true", **(environment or {}),
+        }  # fmt: skip
 
     def stop(self):
         for process in self.running.values():

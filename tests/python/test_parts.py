@@ -43,6 +43,11 @@ print("@@" + json.dumps([[d.slice_index for d in row] for row in mesh.devices]))
 """
 
 
+COUNT = CONNECT + """
+print(f"@@{len(jax.devices())}")
+"""
+
+
 def told(output):
     """What a client told, of each line that it marked."""
     return [json.loads(line[2:]) for line in output.splitlines() if line.startswith("@@")]
@@ -137,6 +142,29 @@ def test_what_to_simulate_must_be_said(tmp_path):
         worker = made.start("worker", "worker", f"--resource_manager_address={made.addresses('manager')[0]}")
         assert worker.wait(60) == 64
         assert "--instance_type" in made.log("worker")
+
+
+def test_clients_that_wait_see_for_what(tmp_path):
+    """jaxlib writes it to its log without being asked to, and goes on waiting."""
+    with parts(tmp_path) as made:
+        made.start("manager", "resource-manager", "--slices=2", "--instance_type=cpu:1")
+        manager = f"--resource_manager_address={made.addresses('manager')[0]}"
+        made.start("all", "proxy", manager)
+        made.start("worker-0", "worker", manager, "--devices_per_worker=1")
+        first, told = made.start_client("first", ["-c", COUNT], made.addresses("all")[0])
+        wait_for(lambda: "waiting for its workers: 1 of 2 slices (1 of 2 workers)" in told(), 60, "the first one is told")
+        made.start("worker-1", "worker", manager, "--devices_per_worker=1", "--slice=1")
+        assert first.wait(60) == 0, told()
+        assert "@@2" in told()
+        # Now both slices are taken.
+        made.start("one", "proxy", manager, "--virtual_slices=cpu:1")
+        second, told = made.start_client("second", ["-c", COUNT], made.addresses("one")[0])
+        holder = made.addresses("all")[0]
+        waits = f"waiting for its workers: waiting for 1 slice of cpu:1: proxy {holder} holds 2, 0 free with all workers"
+        wait_for(lambda: waits in told(), 60, "the second one is told")
+        made.running["all"].terminate()
+        assert second.wait(60) == 0, told()
+        assert "@@1" in told()
 
 
 def page(address, path):

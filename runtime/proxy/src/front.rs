@@ -1,12 +1,17 @@
 //! The gRPC service that a JAX process dials.
 
+mod waiting;
+
 use std::{
     collections::HashMap,
     hash::{BuildHasher as _, RandomState},
     sync::{Arc, Mutex},
 };
 
-use futures::stream::BoxStream;
+use futures::{
+    StreamExt as _,
+    stream::{self, BoxStream},
+};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 use waystation_proto::xla::ifrt::proxy::{
@@ -14,9 +19,10 @@ use waystation_proto::xla::ifrt::proxy::{
     GrpcHostBufferDeleteResponse, GrpcHostBufferLookupRequest, GrpcHostBufferLookupResponse,
     GrpcHostBufferReadFromDiskRequest, GrpcHostBufferReadFromDiskResponse,
     GrpcHostBufferStoreMetadata, GrpcHostBufferStoreRequest, GrpcHostBufferStoreResponse,
-    IfrtRequest, grpc_ifrt_service_server::GrpcIfrtService,
+    IfrtRequest, IfrtResponse, grpc_ifrt_service_server::GrpcIfrtService,
 };
 
+use self::waiting::{Never, Waiting};
 use crate::lock::lock;
 use crate::{
     counters::Counters,
@@ -28,8 +34,8 @@ use crate::{
 /// The host buffers of all sessions, by session id.
 type Sessions = Arc<Mutex<HashMap<u64, Arc<HostBuffers>>>>;
 
-/// The service.
-#[derive(Debug)]
+/// The service. Clones share all they have.
+#[derive(Clone, Debug)]
 pub(crate) struct Front {
     pub(crate) shared: Arc<Shared>,
     memory: Arc<HostMemory>,
@@ -92,19 +98,65 @@ impl Front {
             .ok_or_else(|| Status::invalid_argument(format!("unknown session {session}")))
     }
 
-    /// Waits until the workers are there.
-    async fn cluster_ready(&self) -> Result<(), Status> {
-        let mut cluster = self.shared.cluster.clone();
-        let waiting = cluster.borrow().1.clone();
-        if cluster.borrow().0.is_none() {
-            tracing::info!(progress = %waiting, "a client waits for the workers");
-        }
-        tokio::select! {
-            ready = cluster.wait_for(|(cluster, _)| cluster.is_some()) => {
-                ready.map(|_| ()).map_err(|_| Status::unavailable("the proxy is shutting down"))
+    /// Opens a session; the workers are there.
+    fn serve(&self, requests: Streaming<IfrtRequest>) -> Result<ReplyStream, Status> {
+        let buffers = Arc::new(HostBuffers::new(Arc::clone(&self.memory)));
+        let open = self.open_session(&buffers).inspect_err(|status| {
+            tracing::warn!(reason = %status.message(), "client refused");
+        })?;
+        let (session, replies) = Session::new(Arc::clone(&self.shared), open.id, buffers);
+        let shutdown = self.shutdown.clone();
+        tracing::info!(session = open.id, "session opened");
+        // Ends with the client's stream or the proxy; dropping the session then frees what it held.
+        tokio::spawn(async move {
+            tokio::select! {
+                () = session.run(requests) => {}
+                () = shutdown.cancelled() => {}
             }
-            () = self.shutdown.cancelled() => Err(Status::unavailable("the proxy is shutting down")),
-        }
+            tracing::info!(session = open.id, "session closed");
+            drop(open);
+        });
+        Ok(replies)
+    }
+}
+
+/// A client that waits.
+struct Early {
+    front: Front,
+    waiting: Waiting,
+    requests: Streaming<IfrtRequest>,
+}
+
+/// What a client gets: notices for as long as it waits, then its session's replies.
+enum Stage {
+    Waiting(Box<Early>),
+    Serving(ReplyStream),
+    Over,
+}
+
+impl Stage {
+    async fn next(self) -> Option<(Result<IfrtResponse, Status>, Stage)> {
+        let mut replies = match self {
+            Stage::Waiting(mut early) => {
+                let told = tokio::select! {
+                    () = early.front.shutdown.cancelled() => Err(Never),
+                    told = early.waiting.next() => told,
+                };
+                let replies = match told {
+                    Err(Never) => Err(Status::unavailable("the proxy is shutting down")),
+                    Ok(Some(notice)) => return Some((Ok(notice), Stage::Waiting(early))),
+                    Ok(None) => early.front.serve(early.requests),
+                };
+                match replies {
+                    Ok(replies) => replies,
+                    Err(status) => return Some((Err(status), Stage::Over)),
+                }
+            }
+            Stage::Serving(replies) => replies,
+            Stage::Over => return None,
+        };
+        let reply = replies.next().await?;
+        Some((reply, Stage::Serving(replies)))
     }
 }
 
@@ -127,7 +179,7 @@ impl Drop for OpenSession {
 
 #[tonic::async_trait]
 impl GrpcIfrtService for Front {
-    type IfrtSessionStream = ReplyStream;
+    type IfrtSessionStream = BoxStream<'static, Result<IfrtResponse, Status>>;
     type HostBufferLookupStream = BoxStream<'static, Result<GrpcHostBufferLookupResponse, Status>>;
 
     async fn get_version(
@@ -146,24 +198,22 @@ impl GrpcIfrtService for Front {
         &self,
         request: Request<Streaming<IfrtRequest>>,
     ) -> Result<Response<Self::IfrtSessionStream>, Status> {
-        self.cluster_ready().await?;
-        let buffers = Arc::new(HostBuffers::new(Arc::clone(&self.memory)));
-        let open = self.open_session(&buffers).inspect_err(|status| {
-            tracing::warn!(reason = %status.message(), "client refused");
-        })?;
-        let (session, replies) = Session::new(Arc::clone(&self.shared), open.id, buffers);
-        let shutdown = self.shutdown.clone();
-        tracing::info!(session = open.id, "session opened");
-        // Ends with the client's stream or the proxy; dropping the session then frees what it held.
-        tokio::spawn(async move {
-            tokio::select! {
-                () = session.run(request.into_inner()) => {}
-                () = shutdown.cancelled() => {}
-            }
-            tracing::info!(session = open.id, "session closed");
-            drop(open);
-        });
-        Ok(Response::new(replies))
+        let requests = request.into_inner();
+        let cluster = self.shared.cluster.clone();
+        let progress = {
+            let state = cluster.borrow();
+            state.0.is_none().then(|| state.1.clone())
+        };
+        if let Some(progress) = progress {
+            tracing::info!(%progress, "a client waits for the workers");
+            let first = Stage::Waiting(Box::new(Early {
+                front: self.clone(),
+                waiting: Waiting::new(cluster),
+                requests,
+            }));
+            return Ok(Response::new(Box::pin(stream::unfold(first, Stage::next))));
+        }
+        Ok(Response::new(Box::pin(self.serve(requests)?)))
     }
 
     async fn host_buffer_store(

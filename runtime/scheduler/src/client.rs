@@ -147,6 +147,14 @@ async fn follow(
         // Once a reason, not once a try.
         if error != said {
             warn!(%error, "no allotment from the resource manager, trying again");
+            // Whoever waits for slices is to know. Those that the proxy has are not touched by it.
+            allotments.send_if_modified(|last| {
+                let waits = last.as_ref().is_none_or(|last| last.epoch == 0);
+                if waits {
+                    last.get_or_insert_default().progress.clone_from(&error);
+                }
+                waits
+            });
             said = error;
         }
         tokio::time::sleep(pause).await;
