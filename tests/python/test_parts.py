@@ -243,19 +243,22 @@ def test_libtpu_is_told_of_the_other_machines_and_slices(tmp_path):
     deployed = {
         "WAYSTATION_PYTHON": str(spy), "WAYSTATION_PJRT_PLUGIN": "tpu", "JOBSET_NAME": "train",
         "REPLICATED_JOB_NAME": "pathways-worker", "MEGASCALE_SLICE_ID": "1", "JOB_COMPLETION_INDEX": "1",
-        "MEGASCALE_COORDINATOR_ADDRESS": "train-pathways-head-0-0.train", "TPU_PROCESS_PORT": "9",
-        "TPU_SKIP_MDS_QUERY": "true",
+        "TPU_PROCESS_PORT": "9", "TPU_SKIP_MDS_QUERY": "true",
     }  # fmt: skip
     with parts(tmp_path) as made:
         made.start("manager", "resource-manager", "--slices=2", "--instance_type=tpuv5:2x2x2")
-        manager = f"--resource_manager_address={made.addresses('manager')[0]}"
-        worker = made.start("worker", "worker", manager, environment=deployed)
+        address = made.addresses("manager")[0]
+        # Of Megascale's coordinators the one that is the resource manager's host is not meant.
+        deployed["MEGASCALE_COORDINATOR_ADDRESS"] = address.rsplit(":", 1)[0]
+        worker = made.start("worker", "worker", f"--resource_manager_address={address}", environment=deployed)
         assert worker.wait(60) == 64 and "libtpu" in made.log("worker"), made.log("worker")
     found = dict(line.split("=", 1) for line in (tmp_path / "environment").read_text().splitlines() if "=" in line)
     assert {name: value for name, value in found.items() if name.startswith(("TPU_", "CLOUD_TPU_", "MEGASCALE_"))} == {
         "TPU_CHIPS_PER_PROCESS_BOUNDS": "2,2,1",
         "TPU_PROCESS_BOUNDS": "1,1,2",
         "CLOUD_TPU_TASK_ID": "1",
+        "TPU_WORKER_ID": "1",
+        "TPU_WORKER_HOSTNAMES": "train-pathways-worker-1-0.train,train-pathways-worker-1-1.train",
         "TPU_PROCESS_ADDRESSES": "train-pathways-worker-1-0.train:8471,train-pathways-worker-1-1.train:8471",
         # As the machine had it.
         "TPU_PROCESS_PORT": "9",
@@ -264,3 +267,38 @@ def test_libtpu_is_told_of_the_other_machines_and_slices(tmp_path):
         "MEGASCALE_SLICE_ID": "1",
         "MEGASCALE_COORDINATOR_ADDRESS": "train-pathways-worker-0-0.train",
     }
+
+
+def test_libtpu_is_told_of_machines_that_no_jobset_names(tmp_path):
+    """A worker waits until the resource manager has heard of the hosts that it needs; its own are loopback addresses here."""
+
+    def deployed(name, slice, task):
+        spy = tmp_path / f"python-{name}"
+        spy.write_text(f'#!/bin/sh\nenv > "{tmp_path}/environment-{name}"\nexec "{sys.executable}" "$@"\n')
+        spy.chmod(0o755)
+        return {
+            "WAYSTATION_PYTHON": str(spy), "WAYSTATION_PJRT_PLUGIN": "tpu", "MEGASCALE_SLICE_ID": str(slice),
+            "TPU_WORKER_ID": str(task),
+        }  # fmt: skip
+
+    with parts(tmp_path) as made:
+        made.start("manager", "resource-manager", "--slices=2", "--instance_type=tpuv5:2x2x2")
+        manager = f"--resource_manager_address={made.addresses('manager')[0]}"
+
+        def worker(name, slice, task, ip):
+            return made.start(name, "worker", manager, bind=ip, environment=deployed(name, slice, task))
+
+        first = worker("first", 1, 0, "127.0.0.3")
+        waits = "waiting for slice 0 task 0, slice 1 task 1"
+        wait_for(lambda: waits in made.log("first"), 30, "it says for whom it waits")
+        worker("coordinator", 0, 0, "127.0.0.2")
+        wait_for(lambda: "waiting for slice 1 task 1" in made.log("first"), 30, "one of them has come")
+        second = worker("second", 1, 1, "127.0.0.4")
+        for name, process in (("first", first), ("second", second)):
+            assert process.wait(60) == 64 and "libtpu" in made.log(name), made.log(name)
+    text = (tmp_path / "environment-first").read_text()
+    found = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    assert found["TPU_WORKER_HOSTNAMES"] == "127.0.0.3,127.0.0.4"
+    assert found["TPU_PROCESS_ADDRESSES"] == "127.0.0.3:8471,127.0.0.4:8471"
+    assert found["MEGASCALE_COORDINATOR_ADDRESS"] == "127.0.0.2"
+    assert (found["MEGASCALE_NUM_SLICES"], found["MEGASCALE_SLICE_ID"], found["TPU_WORKER_ID"]) == ("2", "1", "0")

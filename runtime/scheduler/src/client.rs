@@ -13,8 +13,8 @@ use tonic::{
 };
 use tracing::{info, warn};
 use waystation_proto::waystation::scheduler::{
-    AllotRequest, Allotment, GiveBackRequest, SchedulerStatus, SchedulerStatusRequest,
-    resource_manager_client::ResourceManagerClient,
+    AllotRequest, Allotment, GiveBackRequest, IntroduceReply, IntroduceRequest, SchedulerStatus,
+    SchedulerStatusRequest, resource_manager_client::ResourceManagerClient,
 };
 
 use crate::serve::{CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES};
@@ -122,6 +122,17 @@ pub async fn status(address: &str) -> Result<SchedulerStatus, Error> {
         .await?
         .get_status(SchedulerStatusRequest {})
         .await;
+    Ok(answer
+        .map_err(|status| refused(address, status))?
+        .into_inner())
+}
+
+/// Introduces a worker to the resource manager at `address` ("host:port"), and gives what its plugin is to find.
+///
+/// # Errors
+/// When the address is not one, when nobody answers there, or when the answer is an error.
+pub async fn introduce(address: &str, request: IntroduceRequest) -> Result<IntroduceReply, Error> {
+    let answer = connect(address).await?.introduce(request).await;
     Ok(answer
         .map_err(|status| refused(address, status))?
         .into_inner())

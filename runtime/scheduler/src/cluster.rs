@@ -25,6 +25,16 @@ pub(crate) struct Place {
     pub(crate) task: u32,
 }
 
+/// Under which name a worker is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Host<'a> {
+    Unknown,
+    /// As it has said itself.
+    Introduced(&'a str),
+    /// By the address of its service, after a restart of the resource manager.
+    Registered(&'a str),
+}
+
 /// What a slice is to consist of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Topology {
@@ -71,6 +81,8 @@ pub(crate) struct Cluster {
     /// Devices by task, as far as known.
     devices: BTreeMap<u32, u32>,
     seats: BTreeMap<Place, Seat>,
+    /// The hosts of workers that have introduced themselves; they may not have registered yet.
+    hosts: BTreeMap<Place, String>,
     /// A worker has been with a resource manager before it came to this one.
     again: bool,
     next_member: u64,
@@ -92,9 +104,26 @@ impl Cluster {
             devices: devices.collect(),
             topology,
             seats: BTreeMap::new(),
+            hosts: BTreeMap::new(),
             again: false,
             next_member: 0,
         }
+    }
+
+    /// A worker says under which name others reach it, before it can register. The caller has looked at its place.
+    pub(crate) fn introduce(&mut self, place: Place, host: String) {
+        self.hosts.insert(place, host);
+    }
+
+    /// The name under which others reach a worker that has introduced itself, or registered.
+    pub(crate) fn host(&self, place: Place) -> Host<'_> {
+        if let Some(host) = self.hosts.get(&place) {
+            return Host::Introduced(host);
+        }
+        let live = self.seats.get(&place).and_then(|seat| seat.live.as_ref());
+        let address = live.map(|live| live.hello.address.as_str());
+        let host = address.and_then(|address| address.rsplit_once(':'));
+        host.map_or(Host::Unknown, |(host, _)| Host::Registered(host))
     }
 
     /// Seats a worker, or says why not. A refused worker changes nothing.

@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | `cluster` | who is in which place, who may be, and which device ids follow from that (pure) |
 //! | `instance_type` | what `tpuv6e:4x4` means: machines, devices, their places (pure) |
+//! | `tpu` | what libtpu is told of its slice and of others (pure) |
 //! | `holds` | which proxy has which slices, who waits, lease epochs (pure) |
 //! | `state` | the two behind one lock, with a change signal |
 //! | `group` | the workers of a slice that a plugin joins to one client, and the key-value store that they share |
@@ -27,7 +28,9 @@ mod life;
 mod serve;
 mod service;
 mod state;
+mod tpu;
 
 pub use accept::patient;
 pub use instance_type::{DevicePlace, InstanceType, InstanceTypeError};
 pub use serve::{Config, DEFAULT_LEASE, Error, serve};
+pub use tpu::{MEGASCALE_COORDINATOR, TPU_VARIABLES};

@@ -9,8 +9,9 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{Request, Response, Status, Streaming};
 use tracing::info;
 use waystation_proto::waystation::scheduler::{
-    AllotRequest, Allotment, GiveBackReply, GiveBackRequest, SchedulerStatus,
-    SchedulerStatusRequest, WorkerOrder, WorkerReport, resource_manager_server::ResourceManager,
+    AllotRequest, Allotment, GiveBackReply, GiveBackRequest, IntroduceReply, IntroduceRequest,
+    SchedulerStatus, SchedulerStatusRequest, WorkerOrder, WorkerReport, introduce_reply::Variable,
+    resource_manager_server::ResourceManager,
 };
 
 use crate::{
@@ -65,16 +66,7 @@ impl ResourceManager for Service {
     ) -> Result<Response<Self::AllotStream>, Status> {
         let peer = request.remote_addr();
         let request = request.into_inner();
-        if request.link_version != waystation_proto::LINK_VERSION {
-            return Err(Status::failed_precondition(format!(
-                "the proxy speaks link version {} ({}), the resource manager link version {} ({}): run both from the \
-                 same release",
-                request.link_version,
-                request.build_id,
-                waystation_proto::LINK_VERSION,
-                waystation_proto::BUILD_ID
-            )));
-        }
+        check_version("proxy", request.link_version, &request.build_id)?;
         let wish = self.wish(request, peer)?;
         info!(proxy = %wish.proxy, slices = wish.slices, elastic = wish.elastic, "proxy asks for slices");
         let allotments = Allotments {
@@ -106,6 +98,31 @@ impl ResourceManager for Service {
     ) -> Result<Response<GiveBackReply>, Status> {
         self.state.give_back(request.into_inner().instance);
         Ok(Response::new(GiveBackReply {}))
+    }
+
+    async fn introduce(
+        &self,
+        request: Request<IntroduceRequest>,
+    ) -> Result<Response<IntroduceReply>, Status> {
+        let request = request.into_inner();
+        check_version("worker", request.link_version, &request.build_id)?;
+        // Without an instance type the machine's own environment has all there is.
+        let Some(instance) = self.instance_type.as_ref().filter(|kind| !kind.is_cpu()) else {
+            return Ok(Response::new(IntroduceReply::default()));
+        };
+        let told = self.state.introduce(instance, request);
+        let told = told.map_err(Status::invalid_argument)?;
+        let unknown = told.unknown.iter();
+        let unknown = unknown.map(|place| format!("slice {} task {}", place.slice, place.task));
+        let variable = |(name, value): (&str, String)| Variable {
+            name: name.to_owned(),
+            value,
+        };
+        Ok(Response::new(IntroduceReply {
+            waiting_for: unknown.collect::<Vec<_>>().join(", "),
+            variables: told.set.into_iter().map(variable).collect(),
+            lacking: told.lacking.into_iter().map(str::to_owned).collect(),
+        }))
     }
 
     async fn get_status(
@@ -160,6 +177,18 @@ impl Service {
             resume_slices: request.resume_slices,
         })
     }
+}
+
+fn check_version(who: &str, link_version: u32, build_id: &str) -> Result<(), Status> {
+    if link_version == waystation_proto::LINK_VERSION {
+        return Ok(());
+    }
+    Err(Status::failed_precondition(format!(
+        "the {who} speaks link version {link_version} ({build_id}), the resource manager link version {} ({}): run both from \
+         the same release",
+        waystation_proto::LINK_VERSION,
+        waystation_proto::BUILD_ID
+    )))
 }
 
 /// The name of a proxy: where it listens. One that listens on all addresses is where it comes from.

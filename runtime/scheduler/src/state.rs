@@ -10,14 +10,19 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 use waystation_proto::waystation::scheduler::{
-    Allotment, AllottedWorker, Hello, SchedulerStatus, allotted_worker::Presence,
+    Allotment, AllottedWorker, Hello, IntroduceRequest, SchedulerStatus, allotted_worker::Presence,
     scheduler_status::Proxy,
 };
 
 use crate::{
-    cluster::{Cluster, Member, Refusal},
+    InstanceType,
+    cluster::{Cluster, Host, Member, Place, Refusal},
     holds::{Claim, Hold, Holds, Now, View, Wish},
+    tpu::{self, Variables},
 };
+
+/// Longest name of a host kept; it is shown to others.
+const MAX_HOST_CHARS: usize = 256;
 
 /// Shared by all handlers. The lock is held for short, pure steps only, never over an await.
 #[derive(Debug)]
@@ -92,6 +97,43 @@ impl State {
             state: Arc::clone(self),
             member,
         })
+    }
+
+    /// What libtpu is to find in the environment of the worker that introduces itself.
+    ///
+    /// # Errors
+    /// In words, when there is no such place.
+    pub(crate) fn introduce(
+        &self,
+        instance: &InstanceType,
+        request: IntroduceRequest,
+    ) -> Result<Variables, String> {
+        let place = Place {
+            slice: request.slice,
+            task: request.task,
+        };
+        let mut inner = self.lock();
+        let slices = inner.cluster.slices();
+        if place.slice >= slices || place.task >= instance.hosts() {
+            return Err(format!(
+                "there is no slice {} task {}: {slices} slice(s) of {instance} have {} worker(s) each, numbered from 0",
+                place.slice,
+                place.task,
+                instance.hosts()
+            ));
+        }
+        let host = request.host.chars().take(MAX_HOST_CHARS).collect();
+        inner.cluster.introduce(place, host);
+        let by_jobset = |place| {
+            let named = !request.jobset.is_empty() && !request.replicated_job.is_empty();
+            named.then(|| tpu::jobset_host(&request.jobset, &request.replicated_job, place))
+        };
+        let host = |place| match inner.cluster.host(place) {
+            Host::Introduced(host) => Some(host.to_owned()),
+            Host::Registered(host) => by_jobset(place).or_else(|| Some(host.to_owned())),
+            Host::Unknown => by_jobset(place),
+        };
+        Ok(tpu::variables(instance, slices, place, host))
     }
 
     /// Queues a proxy until the returned guard drops.

@@ -3,14 +3,11 @@
 use std::path::PathBuf;
 
 use clap::ArgAction;
-use waystation_proto::waystation::scheduler::SchedulerStatus;
-use waystation_scheduler::InstanceType;
 
 use crate::{
     anew,
     args::RoleArgs,
     argv::parse_bool,
-    ask,
     checkpoint_args::CheckpointArgs,
     command::compile_child::InChild,
     error::Failure,
@@ -122,11 +119,17 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         simulated = part.simulated;
     }
     if args.pjrt_plugin == "tpu" {
-        let manager = &args.resource_manager_address;
-        let Some(status) = ask::status(manager, args.role.parent_stdin)? else {
+        let changes = tpu::changes(
+            &args.resource_manager_address,
+            args.slice,
+            args.task,
+            args.role.bind_address,
+            args.role.parent_stdin,
+        )?;
+        let Some(changes) = changes else {
             return Ok(());
         };
-        anew::with(tpu_variables(&status, args.slice, args.task))?;
+        anew::with(changes)?;
     }
     if !matches!(args.pjrt_plugin.as_str(), "cuda" | "tpu") {
         threads::ensure(args.devices_per_worker)?;
@@ -190,25 +193,6 @@ fn arm_fault_point() -> Result<(), Failure> {
         waystation_worker::fault::arm(&point).map_err(Failure::usage)?;
     }
     Ok(())
-}
-
-/// What libtpu is to find in the environment and does not, by what the resource manager was told of the slices.
-fn tpu_variables(status: &SchedulerStatus, slice: u32, task: u32) -> Vec<anew::Change> {
-    // Without an instance type the machine's own environment has all there is.
-    let Ok(instance) = status.instance_type.parse::<InstanceType>() else {
-        return Vec::new();
-    };
-    let place = tpu::Place {
-        slices: status.expected_workers / instance.hosts(),
-        instance,
-        slice,
-        task,
-    };
-    let variable = |name: &str| std::env::var(name).ok();
-    let names = tpu::Names::of_jobset(variable);
-    let missing = tpu::missing(tpu::variables(&place, names.as_ref()), variable);
-    let change = |(name, value): (_, String)| (name, Some(value.into()));
-    missing.into_iter().map(change).collect()
 }
 
 /// This process's environment. What is not UTF-8 keeps its place with replacement characters: it must still tell two
