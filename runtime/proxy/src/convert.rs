@@ -1,5 +1,7 @@
 //! IFRT's messages to and from what the proxy works with: element types, shapes, shardings.
 
+use std::borrow::Cow;
+
 use prost::Message as _;
 use waystation_checkpoint::sharding::IndexDomain;
 use waystation_proto::xla::{
@@ -189,10 +191,9 @@ impl Sharding {
             Tiling::Opaque(None) => Err(status::invalid_argument(
                 "the sharding does not say what shape its shards have",
             )),
-            // Each device holds a part of a sum over the whole shape.
-            Tiling::Op(_) if self.is_unreduced() => Ok(vec![dims.to_vec(); self.devices.len()]),
+            // Each device holds a part of a sum over its piece, and has that piece's shape.
             Tiling::Op(op) => Ok(self
-                .tiles(op, dims)?
+                .tiles(&reduced(op), dims)?
                 .into_iter()
                 .map(|domain| domain.shape)
                 .collect()),
@@ -233,7 +234,7 @@ impl Sharding {
     }
 
     fn is_unreduced(&self) -> bool {
-        matches!(&self.tiling, Tiling::Op(op) if op.r#type() == op_sharding::Type::Unreduced)
+        matches!(&self.tiling, Tiling::Op(op) if is_unreduced(op))
     }
 
     /// As a reply carries it.
@@ -287,6 +288,30 @@ impl Sharding {
             }),
         }
     }
+}
+
+/// Whether devices hold parts of a sum, of the whole array or of its pieces.
+fn is_unreduced(op: &OpSharding) -> bool {
+    let unreduced = op_sharding::Type::Unreduced;
+    op.r#type() == unreduced || op.last_tile_dims.contains(&unreduced.into())
+}
+
+/// The sharding with sums in the place of their parts: the devices of one sum have copies.
+fn reduced(op: &OpSharding) -> Cow<'_, OpSharding> {
+    if !is_unreduced(op) {
+        return Cow::Borrowed(op);
+    }
+    let (unreduced, replicated) = (op_sharding::Type::Unreduced, op_sharding::Type::Replicated);
+    if op.r#type() == unreduced {
+        return Cow::Owned(OpSharding::default());
+    }
+    let mut op = op.clone();
+    for kind in &mut op.last_tile_dims {
+        if *kind == i32::from(unreduced) {
+            *kind = replicated.into();
+        }
+    }
+    Cow::Owned(op)
 }
 
 /// Reads a client's sharding.

@@ -6,7 +6,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import check, main, raises, server_only, status
+from harness import Skip, check, main, raises, server_only, status
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 shard_map = getattr(jax, "shard_map", None)
@@ -137,6 +137,23 @@ def other_collectives_in_shard_map():
     close(run(lambda x: jax.lax.all_to_all(x, "x", 1, 0, tiled=True), P(None, "x")), x)
     close(run(lambda x: jax.lax.psum_scatter(x, "x", scatter_dimension=1, tiled=True), P(None, "x")), x.sum(0)[None])
     close(run(lambda x: x * 0 + jax.lax.axis_index("x"), P("x")), np.repeat(np.arange(8), 8).reshape(8, 8))
+
+
+@check
+def parts_of_sums_stay_apart_until_they_are_wanted():
+    if jax.version.__version_info__ < (0, 10):
+        raise Skip("before JAX 0.10 shard_map gives no unreduced results")
+    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    a, b = np.arange(64.0, dtype=np.float32).reshape(4, 16), np.arange(48.0, dtype=np.float32).reshape(16, 3) - 20
+    with jax.set_mesh(mesh):
+        specs = {"in_specs": (P("x", "y"), P("y", None)), "out_specs": P("x", None, unreduced={"y"})}
+        f = jax.jit(shard_map(lambda a, b: jax.lax.pcast(a @ b, "y", to="unreduced"), **specs))
+        parts = f(jax.device_put(a, P("x", "y")), jax.device_put(b, P("y", None)))
+        for place, shard in enumerate(parts.addressable_shards):
+            rows, columns = slice(2 * (place // 4), 2 * (place // 4) + 2), slice(4 * (place % 4), 4 * (place % 4) + 4)
+            assert np.array_equal(np.asarray(shard.data), a[rows, columns] @ b[columns])
+        whole = jax.sharding.reshard(parts, P("x", None))
+        assert np.array_equal(np.asarray(whole), a @ b)
 
 
 @check

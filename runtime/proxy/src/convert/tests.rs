@@ -89,6 +89,37 @@ fn shardings_are_read_back_as_written() {
         vec![vec![5, 4], vec![5, 4]]
     );
     assert!(!unreduced.is_fully_replicated(&[5, 4]));
+    // Two pieces, each as two parts of a sum.
+    let parts = Sharding {
+        devices: vec![0, 1, 2, 3],
+        tiling: Tiling::Op(Box::new(OpSharding {
+            r#type: op_sharding::Type::Other as i32,
+            tile_assignment_dimensions: vec![2, 1, 2],
+            iota_reshape_dims: vec![4],
+            iota_transpose_perm: vec![0],
+            last_tile_dims: vec![op_sharding::Type::Unreduced as i32],
+            ..Default::default()
+        })),
+        ..sharding_in.clone()
+    };
+    let (upper, lower) = (vec![3, 4], vec![2, 4]);
+    assert_eq!(
+        parts.shard_dims(&[5, 4]).expect("fits"),
+        [upper.clone(), upper, lower.clone(), lower]
+    );
+    assert_eq!(parts.domains(&[5, 4]).expect_err("parts of sums").code, 12);
+    let one_piece = Sharding {
+        tiling: Tiling::Op(Box::new(OpSharding {
+            r#type: op_sharding::Type::Other as i32,
+            tile_assignment_dimensions: vec![1, 1, 4],
+            iota_reshape_dims: vec![4],
+            iota_transpose_perm: vec![0],
+            last_tile_dims: vec![op_sharding::Type::Unreduced as i32],
+            ..Default::default()
+        })),
+        ..parts
+    };
+    assert!(!one_piece.is_fully_replicated(&[5, 4]));
     let twice = sharding_in.moved(vec![3, 3], None);
     let error = sharding(Some(&twice.to_proto())).expect_err("one device twice");
     assert!(error.message.contains("device 3 twice"), "{error:?}");
