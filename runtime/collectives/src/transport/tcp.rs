@@ -372,7 +372,7 @@ impl Tcp {
                 () = peer.ended.notified() => io::Error::other("the connection was ended"),
             };
             // What is being written is let go of: it is an operand, and its execution ends only then.
-            writing.shutdown().await;
+            writing.abort_all();
             tcp.leave(process, &peer, &engine, &error);
         });
     }

@@ -165,9 +165,14 @@ impl Session {
 
     /// A connection has come or gone.
     pub(crate) fn connection(&mut self, process: Process, connected: bool) {
+        let there = (self.lease.epoch.as_ref()).is_ok_and(|epoch| epoch.tcp.is_connected(process));
         let Some(peer) = self.lease.peers.get_mut(&process) else {
             return;
         };
+        if connected && !there {
+            // It has been ended meanwhile, as one of the process's earlier life; that it is gone is told next.
+            return;
+        }
         if connected {
             peer.reach = Reach::Connected;
             peer.connecting = None;
