@@ -300,6 +300,32 @@ def test_proxies_share_a_resource_manager_and_no_devices(tmp_path):
         first.end()
 
 
+def test_a_resource_manager_that_hangs_takes_nothing_away_and_a_proxy_that_dies_gives_its_slices(tmp_path):
+    with parts(tmp_path) as made:
+        cluster = Slices(made, 1)
+        cluster.worker(0)
+        first = Client(made, cluster.proxy(name="first"))
+        assert first.ask("(x := put(0)) is None or double(x)") == RESULT
+        second = cluster.proxy(name="second")
+        wait_for(lambda: "waiting for the only slice" in made.log("second"), 20, "the second waits")
+        made.running["manager"].send_signal(signal.SIGSTOP)
+        try:
+            # Both proxies and the worker give it up, and dial again.
+            for name in ("first", "second", "worker-0"):
+                wait_for(lambda: "again" in made.log(name), 60, f"{name} notices:\n{made.log(name)}")
+            assert first.ask("double(x)") == RESULT
+        finally:
+            made.running["manager"].send_signal(signal.SIGCONT)
+        wait_for(lambda: "worker joined" in made.log("manager").split("worker not heard of")[-1], 60, "the worker is back")
+        assert first.ask("double(x)") == RESULT
+        late = Client(made, second)
+        made.running.pop("first").kill()
+        assert late.ask("double(put(0))") == RESULT
+        late.end()
+        first.process.kill()
+        first.process.wait()
+
+
 def test_workers_that_do_not_fit_are_refused_by_name(tmp_path):
     with parts(tmp_path) as made:
         cluster = Slices(made, 2, "--instance_type=cpu:2")

@@ -21,7 +21,7 @@ use crate::serve::{CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES};
 
 /// First pause before another try.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// Longest pause before another try.
+/// Longest pause before another try, unless the lease is short: a proxy must be back before it ends.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// For the TCP connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -169,8 +169,14 @@ async fn follow(
             said = error;
         }
         tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        pause = (pause * 2).min(longest_pause(allotments.borrow().as_ref()));
     }
+}
+
+fn longest_pause(last: Option<&Allotment>) -> Duration {
+    let lease = last.map(|last| Duration::from_millis(last.lease_ms.into()));
+    let lease = lease.filter(|lease| !lease.is_zero());
+    lease.map_or(LONGEST_PAUSE, |lease| LONGEST_PAUSE.min(lease / 8))
 }
 
 async fn stream_allotments(
@@ -245,4 +251,24 @@ fn chain(error: &dyn std::error::Error) -> String {
     sources.fold(error.to_string(), |text, source| {
         format!("{text}: {source}")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_proxy_tries_again_several_times_a_lease() {
+        let told = |lease_ms| Allotment {
+            lease_ms,
+            ..Allotment::default()
+        };
+        assert_eq!(longest_pause(None), LONGEST_PAUSE);
+        assert_eq!(longest_pause(Some(&told(0))), LONGEST_PAUSE);
+        assert_eq!(longest_pause(Some(&told(60_000))), LONGEST_PAUSE);
+        assert_eq!(
+            longest_pause(Some(&told(2_000))),
+            Duration::from_millis(250)
+        );
+    }
 }

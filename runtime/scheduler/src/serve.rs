@@ -29,6 +29,9 @@ pub(crate) const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
 /// As above, a stream.
 pub(crate) const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 
+/// Longest request that is taken, in bytes. Thousands of devices with all that a plugin says of them take a few million.
+const MAX_REQUEST_BYTES: usize = 64 << 20;
+
 /// What a resource manager needs.
 #[derive(Debug)]
 pub struct Config {
@@ -113,7 +116,7 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
         tasks: tasks.clone(),
     };
     let service = ResourceManagerServer::new(service)
-        .max_decoding_message_size(usize::MAX)
+        .max_decoding_message_size(MAX_REQUEST_BYTES)
         .max_encoding_message_size(usize::MAX);
     let instance_type = config.instance_type.map(|kind| kind.to_string());
     info!(%address, slices = config.expected_slices, instance_type, workers_per_slice = config.workers_per_slice, "resource manager ready");
