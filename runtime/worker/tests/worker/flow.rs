@@ -67,6 +67,19 @@ async fn a_newer_lease_ends_the_older_one() {
         "the old lease's shards are gone"
     );
     assert_eq!(worker.status().await.array_bytes, 0);
+    // The older one does not come back when the newer has ended: its proxy has lost the slice.
+    new.put(1, 0, &[1.0; 1000]).await;
+    new.watch(&[1]).await.unwrap();
+    drop(new);
+    worker
+        .status_becomes(|status| status.array_bytes == 0)
+        .await;
+    let refused = Session::open(&worker, 5).await.err().expect("it is over");
+    assert_eq!(
+        refused.code(),
+        tonic::Code::FailedPrecondition,
+        "{refused:?}"
+    );
     worker.stop().await;
 }
 
