@@ -98,7 +98,7 @@ pub fn watch(address: String, request: AllotRequest, shutdown: CancellationToken
     Watch { allotments, ended }
 }
 
-/// What [`watch`] gives.
+/// What [`watch()`] gives.
 #[derive(Debug)]
 pub struct Watch {
     /// The newest allotment.
