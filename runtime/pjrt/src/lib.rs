@@ -47,6 +47,8 @@ pub mod ffi;
 mod heap;
 mod host;
 mod key_value;
+#[cfg(feature = "mock")]
+pub mod mock;
 mod plugin;
 mod spanning;
 mod sys;
