@@ -247,19 +247,14 @@ impl Groups {
 
     /// Workers of the candidate's slice.
     fn nodes(&self, who: &Candidate) -> Result<u32, Refusal> {
-        let nodes = self.workers.unwrap_or(who.tasks);
+        // As at registration.
+        let nodes = self.workers.unwrap_or(who.tasks.max(1));
         let wrong = |why: String| Err(Refusal::Wrong(why));
         if who.slice >= self.slices {
             return wrong(format!(
                 "there is no slice {}, only {} (--instance_count)",
                 who.slice, self.slices
             ));
-        }
-        if nodes == 0 {
-            return wrong(
-                "nobody has said how many workers a slice has: give the workers --slice_tasks"
-                    .to_owned(),
-            );
         }
         if who.tasks != 0 && who.tasks != nodes {
             return wrong(format!(
@@ -269,7 +264,7 @@ impl Groups {
         }
         if nodes > MAX_WORKERS || who.task >= nodes {
             return wrong(format!(
-                "task {} of a slice of {nodes} worker(s), of at most {MAX_WORKERS}",
+                "task {} of a slice of {nodes} worker(s), of at most {MAX_WORKERS} (--slice_tasks)",
                 who.task
             ));
         }
@@ -289,6 +284,24 @@ impl Groups {
         let id = group.id;
         group.end(why);
         Some(id)
+    }
+
+    /// Ends the group of a worker that says it is to end.
+    pub(crate) fn leave(&self, id: u64, task: u32, reason: &str) -> Result<(), StoreError> {
+        let mut inner = self.lock();
+        let mut groups = inner.groups.iter();
+        let has = |group: &Group| group.id == id && group.seats.contains_key(&task);
+        let found = groups.find(|(_, group)| has(group));
+        let slice = found.map(|(slice, _)| *slice).ok_or(StoreError::Gone(id))?;
+        let Some(group) = inner.groups.remove(&slice) else {
+            return Err(StoreError::Gone(id));
+        };
+        let address = group.seats.get(&task).map(|seat| seat.address.clone());
+        group.end(format!(
+            "its task {task} at {} has left: {reason}",
+            address.unwrap_or_default()
+        ));
+        Ok(())
     }
 
     /// Ends a group that its workers have brought back, and not all of them.

@@ -15,7 +15,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 use waystation_proto::waystation::group::{
-    GatherRequest, Gathered, GetReply, GetRequest, PutReply, PutRequest, groups_server,
+    GatherRequest, Gathered, GetReply, GetRequest, LeaveReply, LeaveRequest, PutReply, PutRequest,
+    groups_server,
 };
 
 use super::{Candidate, Entry, Groups, Member, Phase, Refusal, StoreError};
@@ -28,6 +29,9 @@ const WAITING: usize = 1 << 16;
 
 /// Longest address kept; it is shown to others.
 const MAX_ADDRESS_CHARS: usize = 256;
+
+/// Longest reason passed on.
+const MAX_REASON_CHARS: usize = 4096;
 
 /// See the module.
 #[derive(Debug)]
@@ -241,6 +245,18 @@ impl groups_server::Groups for Service {
         };
         self.groups.put(group, &key, entry).map_err(unable)?;
         Ok(Response::new(PutReply {}))
+    }
+
+    async fn leave(&self, request: Request<LeaveRequest>) -> Result<Response<LeaveReply>, Status> {
+        let LeaveRequest {
+            group,
+            task,
+            reason,
+        } = request.into_inner();
+        let reason: String = reason.chars().take(MAX_REASON_CHARS).collect();
+        self.groups.leave(group, task, &reason).map_err(unable)?;
+        warn!(group, task, reason, "a worker has left its group");
+        Ok(Response::new(LeaveReply {}))
     }
 }
 

@@ -186,7 +186,7 @@ fn wrong_workers_are_refused() {
         "{message}"
     );
     let nobody = Groups::new(1, None);
-    assert!(refused(&nobody, worker(0, 0, 0)).contains("--slice_tasks"));
+    assert!(refused(&nobody, worker(0, 1, 0)).contains("--slice_tasks"));
     let who = Candidate {
         tasks: 1,
         ..worker(0, 0, 0)
@@ -201,4 +201,26 @@ fn a_group_of_which_not_all_come_back_ends() {
     assert!(groups.expire_incomplete(5000));
     assert!(matches!(phase(&first), Phase::Gone(_)));
     assert!(!groups.expire_incomplete(5000));
+}
+
+#[test]
+fn a_worker_that_says_that_it_ends_is_not_waited_for() {
+    let groups = groups();
+    let (first, _second) = (join(&groups, 0, 0, 0), join(&groups, 0, 1, 0));
+    let gone = Err(StoreError::Gone(first.id + 1));
+    assert_eq!(groups.leave(first.id + 1, 1, "?"), gone);
+    groups
+        .leave(first.id, 1, "out of luck")
+        .expect("it is of it");
+    let Phase::Gone(why) = phase(&first) else {
+        panic!("{:?}", phase(&first));
+    };
+    assert!(
+        why.contains("task 1 at host1:1") && why.ends_with("out of luck"),
+        "{why}"
+    );
+    assert_eq!(
+        groups.leave(first.id, 0, "late"),
+        Err(StoreError::Gone(first.id))
+    );
 }
