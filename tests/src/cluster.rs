@@ -24,10 +24,10 @@ pub struct Cluster {
     pub proxy: String,
     status: SocketAddr,
     workers: Vec<SocketAddr>,
+    manager: Manager,
     /// Stop the workers one by one.
     stops: Vec<CancellationToken>,
     parts: Parts,
-    manager: Manager,
     stop: CancellationToken,
 }
 
@@ -79,6 +79,7 @@ impl Parts {
             simulated: None,
             plugin: self.plugin.clone(),
             plugin_options: vec![("cpu_device_count".to_owned(), devices)],
+            plugin_collectives: false,
             lapack: None,
             cache: waystation_cache::Config::default(),
             environment: Vec::new(),
@@ -98,6 +99,22 @@ fn python() -> PathBuf {
         Some(path) => path.into(),
         None => PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.venv/bin/python")),
     }
+}
+
+/// The library of the mock, which lies where the tests' own do.
+///
+/// # Panics
+/// When it is not there.
+pub fn mock_plugin() -> PathBuf {
+    // So that it is built.
+    let _ = waystation_mock_plugin::GetPjrtApi as extern "C" fn() -> _;
+    let own = std::env::current_exe().expect("a path");
+    let mut folders = own.ancestors().skip(1);
+    let found = folders.find_map(|folder| {
+        let library = folder.join("libwaystation_mock_plugin.so");
+        library.is_file().then_some(library)
+    });
+    found.expect("the mock's library is built with the tests")
 }
 
 impl Cluster {
@@ -131,6 +148,18 @@ impl Cluster {
         change: impl Fn(&mut waystation_worker::Config),
     ) -> Self {
         Self::start_changed(workers, devices, change, |_| {}).await
+    }
+
+    /// Like [`Self::start`], with a mock of a plugin that has collectives of its own between the workers.
+    ///
+    /// # Panics
+    /// As [`Self::start`].
+    pub async fn start_native(workers: u32, devices: i64) -> Self {
+        Self::start_with_workers(workers, devices, |config| {
+            config.plugin = mock_plugin();
+            config.plugin_collectives = true;
+        })
+        .await
     }
 
     /// Like [`Self::start`], with both changed.
@@ -199,9 +228,9 @@ impl Cluster {
             proxy,
             status,
             workers: addresses,
+            manager,
             stops,
             parts,
-            manager,
             stop,
         }
     }

@@ -12,3 +12,4 @@ pub mod processes;
 pub mod raw;
 pub mod relay;
 pub mod shards;
+pub mod spanning;

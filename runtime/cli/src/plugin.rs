@@ -5,9 +5,57 @@ use std::path::{Path, PathBuf};
 use waystation_pjrt::{OptionValue, discover};
 
 use crate::{
+    argv::parse_bool,
     error::{Failure, one_line},
     library,
 };
+
+/// Whether the plugin joins the workers of a slice to one client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum PluginCollectives {
+    /// Where it is known to be made for that.
+    #[default]
+    Auto,
+    /// Whatever it is.
+    Yes,
+    /// Never.
+    No,
+}
+
+impl PluginCollectives {
+    /// Reads the flag's value.
+    ///
+    /// # Errors
+    /// A text for the user.
+    pub(crate) fn parse(text: &str) -> Result<PluginCollectives, String> {
+        if text.eq_ignore_ascii_case("auto") {
+            return Ok(PluginCollectives::Auto);
+        }
+        match parse_bool(text) {
+            Ok(true) => Ok(PluginCollectives::Yes),
+            Ok(false) => Ok(PluginCollectives::No),
+            Err(_) => Err(format!("{text:?} is neither auto nor true nor false")),
+        }
+    }
+
+    /// As the flag has it.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            PluginCollectives::Auto => "auto",
+            PluginCollectives::Yes => "true",
+            PluginCollectives::No => "false",
+        }
+    }
+
+    /// With the plugin that `spec` names.
+    pub(crate) fn with(self, spec: &str) -> bool {
+        match self {
+            PluginCollectives::Auto => spec == "cuda",
+            PluginCollectives::Yes => true,
+            PluginCollectives::No => false,
+        }
+    }
+}
 
 /// Finds the plugin's library. `python`: the interpreter whose packages may hold it.
 ///
@@ -100,6 +148,17 @@ mod tests {
         assert_eq!(lapack(None, "tpu", None).unwrap(), None);
         let nobody = Some(Path::new("/no/such/python"));
         assert_eq!(lapack(None, "cpu", nobody).unwrap(), None);
+    }
+
+    #[test]
+    fn plugins_for_gpus_join_workers() {
+        let with = |text: &str, spec| PluginCollectives::parse(text).unwrap().with(spec);
+        assert!(with("auto", "cuda") && !with("auto", "cpu") && !with("auto", "tpu"));
+        assert!(!with("false", "cuda") && with("true", "/p.so"));
+        assert!(PluginCollectives::parse("perhaps").is_err());
+        for text in ["auto", "true", "false"] {
+            assert_eq!(PluginCollectives::parse(text).unwrap().as_str(), text);
+        }
     }
 
     #[test]

@@ -20,7 +20,10 @@ use waystation_cache::{Cache, Entry, Key, KeyInputs, Origin, Treatment};
 use waystation_pjrt::Client;
 use waystation_proto::tensorflow::{StatusProto, error::Code};
 
-use self::{compile::of_program, loaded::Source};
+use self::{
+    compile::of_program,
+    loaded::{Reach, Source},
+};
 pub(crate) use self::{
     loaded::{Artifact, Loaded},
     spanning::Elsewhere,
@@ -28,6 +31,7 @@ pub(crate) use self::{
 use crate::{
     child::Compilers,
     counters::{self, Counters},
+    group::Group,
     hlo::Hlo,
     program::{self, Defaults, Prepared},
     status, topology,
@@ -60,8 +64,8 @@ pub(crate) struct Request {
     pub(crate) spanning: bool,
 }
 
-/// A program, and the plugin's ids of the devices it is loaded on, in logical order. One over several workers is loaded for any
-/// device, and names none.
+/// A program, and the plugin's ids of the devices it is loaded on, in logical order: also those of other workers where the plugin
+/// has collectives of its own. One over several workers with ours is loaded for any device, and names none.
 type Name = (Key, Vec<i32>);
 
 /// See the module.
@@ -77,6 +81,8 @@ pub(crate) struct Compiler {
     loaded: Mutex<HashMap<Name, Weak<Loaded>>>,
     defaults: OnceCell<Defaults>,
     wide: Wide,
+    /// Whom the plugin joins to one client.
+    group: Option<Arc<Group>>,
 }
 
 impl Compiler {
@@ -90,6 +96,7 @@ impl Compiler {
         counters: Arc<Counters>,
         compiles: usize,
         wide: Wide,
+        group: Option<Arc<Group>>,
     ) -> Compiler {
         Compiler {
             client,
@@ -103,6 +110,7 @@ impl Compiler {
             loaded: Mutex::default(),
             defaults: OnceCell::new(),
             wide,
+            group,
         }
     }
 
@@ -157,29 +165,52 @@ impl Compiler {
     /// What a request is for the cache and for the plugin.
     async fn prepare(self: &Arc<Self>, request: Request) -> Result<(Name, Source), StatusProto> {
         let (options, ids) = (&request.options, &request.device_ids);
-        // A wide client's devices are numbered from zero.
-        let places: HashMap<i32, i32> = if request.spanning {
-            ids.iter().copied().zip(0..).collect()
-        } else {
-            HashMap::new()
+        let native = match &self.group {
+            Some(group) if request.spanning => Some(spanning::native(group, ids).await?),
+            _ => None,
+        };
+        let reach = match (request.spanning, &native) {
+            (false, _) => Reach::Local,
+            (true, None) => Reach::Hooked,
+            (true, Some(_)) => Reach::Native,
+        };
+        let places: HashMap<i32, i32> = match (reach, &native) {
+            (Reach::Local, _) => HashMap::new(),
+            (_, Some(native)) => {
+                let known = native.iter().map(|known| known.plugin_id);
+                ids.iter().copied().zip(known).collect()
+            }
+            // A wide client's devices are numbered from zero.
+            (_, None) => ids.iter().copied().zip(0..).collect(),
         };
         let local = |global: i32| {
-            if request.spanning {
+            if reach != Reach::Local {
                 return places.get(&global).copied();
             }
             let ordinal = usize::try_from(*request.ordinals.get(&global)?).ok()?;
             Some(self.client.devices().get(ordinal)?.id())
         };
-        let prepared = program::prepare(options, ids, local, &request.xla_flags)
+        let mut xla_flags = request.xla_flags;
+        if reach == Reach::Native {
+            // Those who were asked win over it.
+            xla_flags.splice(0..0, spanning::native_flags(self.client.platform_name()));
+        }
+        let prepared = program::prepare(options, ids, local, &xla_flags)
             .map_err(|error| status::invalid(error.to_string()))?;
-        let devices: Vec<i32> = if request.spanning {
-            Vec::new()
-        } else {
-            ids.iter().filter_map(|&id| local(id)).collect()
+        let devices: Vec<i32> = match reach {
+            Reach::Hooked => Vec::new(),
+            Reach::Local | Reach::Native => ids.iter().filter_map(|&id| local(id)).collect(),
         };
-        let spanning = request.spanning;
+        let facts = match (reach, &native) {
+            (Reach::Local, _) => Vec::new(),
+            (_, None) => {
+                let shape = (prepared.num_replicas, prepared.num_partitions);
+                spanning::facts(shape).into()
+            }
+            (_, Some(native)) => vec![spanning::native_fact(native)],
+        };
         let key = self
-            .key(&request.program, &prepared, &devices, spanning)
+            .key(&request.program, &prepared, &devices, facts)
             .await?;
         let source = Source {
             program: request.program,
@@ -187,7 +218,7 @@ impl Compiler {
             shape: (prepared.num_replicas, prepared.num_partitions),
             dump: prepared.dump.map(Arc::new),
             dumped: Arc::default(),
-            spanning,
+            reach,
         };
         Ok(((key, devices), source))
     }
@@ -246,14 +277,16 @@ impl Compiler {
             let (entry, origin) = self.cache.get_or_compile(&name.0, compile).await?;
             let fresh = fresh.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(executable) = fresh {
-                // It runs on this worker alone: those that span workers are always loaded.
-                return Ok(self.keep(name, executable, &entry, Some(source), None));
+                let artifact = self
+                    .fresh_artifact(&name, &executable, &entry, &source)
+                    .await?;
+                return Ok(self.keep(name, executable, &entry, Some(source), artifact));
             }
             // Another request for the same program may have loaded it while this one waited.
             if let Some(loaded) = self.share_compiled(&name, &source) {
                 return Ok(loaded);
             }
-            let error = match self.deserialize(&name, &entry, source.load_options()).await {
+            let error = match self.deserialize(&name, &entry, source.how()).await {
                 Ok((executable, artifact)) => {
                     return Ok(self.keep(name, executable, &entry, Some(source), artifact));
                 }
@@ -271,7 +304,7 @@ impl Compiler {
                 self.cache.reject(&name.0, &entry);
             }
             if let (Origin::Compiled, Some(compilers)) = (origin, &self.compilers) {
-                if source.spanning {
+                if source.reach == Reach::Hooked {
                     // There is no other way to run it.
                     return Err(error);
                 }
@@ -288,11 +321,13 @@ impl Compiler {
         let (executable, entry) = self.compile(name.0.digest(), &source).await?;
         let entry = Arc::new(entry);
         let (executable, artifact) = match executable {
-            Some(executable) => (executable, None),
-            None => {
-                self.deserialize(&name, &entry, source.load_options())
-                    .await?
+            Some(executable) => {
+                let artifact = self
+                    .fresh_artifact(&name, &executable, &entry, &source)
+                    .await?;
+                (executable, artifact)
             }
+            None => self.deserialize(&name, &entry, source.how()).await?,
         };
         Ok(self.keep(name, executable, &entry, Some(source), artifact))
     }
@@ -302,7 +337,7 @@ impl Compiler {
         program: &Bytes,
         prepared: &Prepared,
         devices: &[i32],
-        spanning: bool,
+        facts: Vec<(String, String)>,
     ) -> Result<Key, StatusProto> {
         let (this, program, options) = (
             Arc::clone(self),
@@ -316,10 +351,7 @@ impl Compiler {
         };
         let mut platform = self.identity.platform.clone();
         platform.extend(topology::of_program(&self.client, devices));
-        if spanning {
-            let shape = (prepared.num_replicas, prepared.num_partitions);
-            platform.extend(spanning::facts(shape));
-        }
+        platform.extend(facts);
         // Hashes the whole program.
         blocking(move || {
             let begun = Instant::now();

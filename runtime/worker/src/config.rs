@@ -26,6 +26,10 @@ pub struct Config {
     pub plugin: PathBuf,
     /// Options for the plugin's client (`cpu_device_count`, ...).
     pub plugin_options: Vec<(String, OptionValue)>,
+    /// Whether the plugin joins the workers of a slice to one client, and has collectives of its own between them, as those for
+    /// GPUs do: the worker then waits for all others of its slice before it starts. Without a resource manager, or with one
+    /// worker in the slice, nothing is joined.
+    pub plugin_collectives: bool,
     /// LAPACK library for the linear algebra of CPU plugins; without one, programs with linear algebra fail on CPU.
     pub lapack: Option<PathBuf>,
     /// Where compiled programs are kept.

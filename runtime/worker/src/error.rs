@@ -23,6 +23,12 @@ pub enum Error {
         /// What the plugin says.
         source: waystation_pjrt::Error,
     },
+    /// The workers of the slice are not one client of the plugin.
+    #[error("the workers of the slice are not, or no more, one client of their plugin: {why}")]
+    Group {
+        /// Why not.
+        why: String,
+    },
     /// The plugin has no devices.
     #[error("the PJRT plugin {path} shows no devices")]
     NoDevices {

@@ -9,6 +9,9 @@
 //!
 //! Parts of launches that span workers go to the plugin by a thread for each device, and their data by threads of their own.
 //!
+//! Where the plugin has collectives of its own, such parts go to it by one thread, and the *group* of the slice's workers lives and
+//! dies with its client.
+//!
 //! One *dispatch thread* owns everything that ops change: the shard table, the executables and what waits for what. So ops
 //! take effect in stream order without locks. It calls the plugin itself and never waits for bytes, compiles, executions
 //! or the network; those end as jobs in its queue. Back-pressure: an op holds a permit until it is dispatched; the proxy sends no
@@ -16,6 +19,7 @@
 
 mod child;
 mod collective;
+mod collectives;
 mod compiler;
 mod config;
 mod core;
@@ -27,6 +31,7 @@ mod dump;
 mod error;
 pub mod fault;
 mod geometry;
+mod group;
 mod heap;
 mod hlo;
 mod host;

@@ -7,7 +7,7 @@ use std::{
 
 use waystation_pjrt::{Client, OptionValue, Plugin};
 
-use crate::{error::Error, fault, linalg};
+use crate::{collectives::Collectives, error::Error, fault, group::Group, linalg};
 
 /// What to open.
 #[derive(Debug, Clone)]
@@ -15,6 +15,8 @@ pub(crate) struct Spec {
     pub(crate) path: PathBuf,
     pub(crate) options: Vec<(String, OptionValue)>,
     pub(crate) lapack: Option<PathBuf>,
+    /// Whom the plugin joins to one client.
+    pub(crate) group: Option<Arc<Group>>,
 }
 
 /// A client of the plugin, with our FFI targets.
@@ -22,8 +24,7 @@ pub(crate) struct Spec {
 pub(crate) struct Opened {
     pub(crate) client: Client,
     pub(crate) targets: linalg::Facts,
-    /// Why there can be no programs over several workers, if so.
-    pub(crate) cannot_span: Option<String>,
+    pub(crate) collectives: Collectives,
 }
 
 impl Opened {
@@ -54,7 +55,15 @@ pub(crate) fn open(spec: &Spec) -> Result<Opened, Error> {
         path: path.to_owned(),
         source,
     })?;
-    let client = Client::create(&plugin, &spec.options).map_err(|source| Error::Client {
+    let created = match &spec.group {
+        Some(group) => {
+            let mut options = spec.options.clone();
+            options.extend(group.options());
+            Client::create_shared(&plugin, &options, group.store())
+        }
+        None => Client::create(&plugin, &spec.options),
+    };
+    let client = created.map_err(|source| Error::Client {
         path: path.to_owned(),
         source,
     })?;
@@ -64,11 +73,20 @@ pub(crate) fn open(spec: &Spec) -> Result<Opened, Error> {
         });
     }
     let targets = linalg::register(&plugin, &client, spec.lapack.as_deref());
-    let cannot_span = take_collectives(&plugin, &client).err();
+    let collectives = match &spec.group {
+        Some(group) => {
+            group.check(&client).map_err(|why| Error::Group { why })?;
+            Collectives::Native(Arc::clone(group))
+        }
+        None => match take_collectives(&plugin, &client) {
+            Ok(()) => Collectives::Hooked,
+            Err(why) => Collectives::None(why),
+        },
+    };
     Ok(Opened {
         client,
         targets,
-        cannot_span,
+        collectives,
     })
 }
 
@@ -78,7 +96,8 @@ fn take_collectives(plugin: &Arc<Plugin>, client: &Client) -> Result<(), String>
     let platform = client.platform_name();
     if platform != "cpu" {
         return Err(format!(
-            "collectives between workers are made for CPU plugins, and this one is for {platform}"
+            "collectives between workers are made for CPU plugins, and this one is for {platform}: its own are used with \
+             --plugin_collectives, by the workers of one slice"
         ));
     }
     plugin

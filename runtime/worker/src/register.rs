@@ -28,19 +28,21 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a worker that leaves waits for the resource manager to take note.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// Stays registered until the token is cancelled; says so then, at once. `epochs`: of the proxies that are served.
+/// Stays registered until the token is cancelled; says so then, at once. `epochs`: of the proxies that are served. `numbered` hears
+/// under which number clients know the first device.
 pub(crate) async fn stay_registered(
     address: String,
     mut hello: Hello,
     epochs: Arc<Epochs>,
     stop: CancellationToken,
+    numbered: impl Fn(i32),
 ) {
     let mut pause = FIRST_RETRY;
     while !stop.is_cancelled() {
         hello.lease_epoch = epochs.now();
         hello.last_epoch = epochs.last();
         let mut ordered = false;
-        let registered = register(&address, &hello, &epochs, &stop, &mut ordered).await;
+        let registered = register(&address, &hello, &epochs, &stop, &mut ordered, &numbered).await;
         if ordered {
             hello.again = true;
             pause = FIRST_RETRY;
@@ -68,6 +70,7 @@ async fn register(
     epochs: &Epochs,
     stop: &CancellationToken,
     ordered: &mut bool,
+    numbered: &impl Fn(i32),
 ) -> Result<(), tonic::Status> {
     let connect = peers::endpoint(address)
         .map_err(|error| {
@@ -120,6 +123,7 @@ async fn register(
         while let Some(order) = orders.message().await? {
             *ordered = true;
             tracing::info!(first_device_id = order.first_device_id, "registered");
+            numbered(order.first_device_id);
         }
         Ok(())
     };

@@ -13,12 +13,14 @@ use waystation_proto::waystation::{scheduler::Hello, worker::worker_server::Work
 
 use crate::{
     child::Compilers,
+    collectives::Collectives,
     compiler::{Compiler, Identity},
     config::Config,
     core::{Core, Event},
     counters::Counters,
     dispatch,
-    error::Error,
+    error::{Error, chain},
+    group::{Group, Place},
     heap,
     hlo::Hlo,
     incoming,
@@ -43,39 +45,62 @@ use crate::{
 ///
 /// When the plugin, its client or the listener cannot be used, or the worker breaks while it runs.
 pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error> {
-    let spec = Spec {
-        path: config.plugin.clone(),
-        options: config.plugin_options.clone(),
-        lapack: config.lapack.clone(),
-    };
-    let environment = config.environment.clone();
-    let opening = move || {
-        let (mut opened, digest, spec) = open(spec, &environment)?;
-        if opened.cannot_span.is_none() {
-            let tried = opened.client.plugin().check_spanning();
-            opened.cannot_span = tried.err().map(|error| error.to_string());
-        }
-        Ok::<_, Error>((opened, digest, spec))
-    };
-    let (opened, digest, spec) =
-        tokio::task::spawn_blocking(opening)
-            .await
-            .map_err(|error| Error::Dispatch {
-                what: format!("lost the plugin while it was loaded: {error}"),
-            })??;
-    let counters = Arc::new(Counters::default());
-    let compilers = Compilers::new(config.compile_child, &spec, &opened, &counters);
-    let Opened {
-        client,
-        targets,
-        cannot_span,
-    } = opened;
     let listens = config.listener.local_addr().map_err(Error::Listener)?;
     let address = config
         .advertise
         .clone()
         .unwrap_or_else(|| listens.to_string());
-    let spanning = Spanning::new(cannot_span, listens, &address, client.devices().len());
+    let group = tokio::select! {
+        group = group(&config, &address) => group?,
+        () = stop.cancelled() => return Ok(()),
+    };
+    let spec = Spec {
+        path: config.plugin.clone(),
+        options: config.plugin_options.clone(),
+        lapack: config.lapack.clone(),
+        group: group.clone(),
+    };
+    let environment = config.environment.clone();
+    let opening = move || {
+        let (mut opened, digest, spec) = open(spec, &environment)?;
+        if let Collectives::Hooked = opened.collectives
+            && let Err(error) = opened.client.plugin().check_spanning()
+        {
+            opened.collectives = Collectives::None(error.to_string());
+        }
+        Ok::<_, Error>((opened, digest, spec))
+    };
+    let mut opening = tokio::task::spawn_blocking(opening);
+    let opened = tokio::select! {
+        opened = &mut opening => opened,
+        () = stop.cancelled() => {
+            if let Some(group) = &group {
+                // The plugin may wait for the others.
+                group.end("it has been told to end");
+            }
+            opening.await
+        }
+    };
+    let opened = opened.map_err(|error| Error::Dispatch {
+        what: format!("lost the plugin while it was loaded: {error}"),
+    })?;
+    if let (Err(error), Some(group)) = (&opened, &group) {
+        if stop.is_cancelled() {
+            return Ok(());
+        }
+        group.end(&chain(error));
+    }
+    let (opened, digest, spec) = opened?;
+    let counters = Arc::new(Counters::default());
+    // A child would be one process more than the plugin joins.
+    let child = config.compile_child.filter(|_| group.is_none());
+    let compilers = Compilers::new(child, &spec, &opened, &counters);
+    let Opened {
+        client,
+        targets,
+        collectives,
+    } = opened;
+    let spanning = Spanning::new(collectives, listens, &address, client.devices().len());
     let wide = Wide::new(Arc::clone(client.plugin()), &spec.options);
     let identity = identity(&client, &digest, targets, config.environment.clone());
     let hlo = Hlo::new(config.cache.keep_hlo_text, place(config.slice, config.task));
@@ -108,6 +133,7 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
         Arc::clone(&counters),
         config.limits.compiles,
         wide,
+        group.clone(),
     );
     // Unbounded for the plugin's threads, which must not wait; what fills it is bounded by the ops taken off the stream.
     let (events, receiver) = crossbeam_channel::unbounded();
@@ -181,7 +207,10 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
     );
     let registration = config.resource_manager.map(|manager| {
         let (epochs, stop) = (Arc::clone(core.lease.epochs()), stop.clone());
-        tokio::spawn(register::stay_registered(manager, hello, epochs, stop))
+        let publish = publish(group.clone(), core.client.clone());
+        tokio::spawn(register::stay_registered(
+            manager, hello, epochs, stop, publish,
+        ))
     });
 
     tokio::spawn(heap::watch(
@@ -199,10 +228,18 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
     let ended = tokio::select! {
         ended = server => ended.map_err(Error::Server),
         what = &mut died => return Err(Error::Dispatch { what }),
+        why = gone(group.as_deref()) => {
+            // What runs on the devices may never end, and the client's end would wait for it.
+            std::mem::forget(core.client.clone());
+            Err(Error::Group { why })
+        }
         // Calls that do not end by themselves are dropped with the server.
         () = async { stop.cancelled().await; tokio::time::sleep(grace).await } => Ok(()),
     };
     stop.cancel();
+    if let Some(group) = &group {
+        group.end("it has been told to end");
+    }
     if let Some(registration) = registration {
         registration.abort();
     }
@@ -215,6 +252,55 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
         tracing::warn!("the plugin still works on the last op; the worker ends without it");
     }
     ended
+}
+
+/// The group that the plugin is to join to one client, when it has formed.
+async fn group(config: &Config, address: &str) -> Result<Option<Arc<Group>>, Error> {
+    let Some(manager) = config
+        .resource_manager
+        .as_ref()
+        .filter(|_| config.plugin_collectives)
+    else {
+        return Ok(None);
+    };
+    tracing::info!(
+        slice = config.slice,
+        task = config.task,
+        "waiting for the other workers of the slice, which the plugin joins to one client"
+    );
+    let place = Place {
+        manager: manager.clone(),
+        slice: config.slice,
+        task: config.task,
+        slice_tasks: config.slice_tasks,
+        address: address.to_owned(),
+    };
+    Group::form(place).await.map_err(|why| Error::Group { why })
+}
+
+/// Tells the group under which numbers clients know this worker's devices, whenever the resource manager has said it.
+fn publish(group: Option<Arc<Group>>, client: Client) -> impl Fn(i32) + Send + 'static {
+    move |first_device_id| {
+        let Some(group) = group.clone() else {
+            return;
+        };
+        let client = client.clone();
+        tokio::task::spawn_blocking(move || {
+            if let Err(why) = group.publish(&client, first_device_id) {
+                group.end(&format!(
+                    "the other workers were not told of this one's devices: {why}"
+                ));
+            }
+        });
+    }
+}
+
+/// Why the group is gone, when it is; never without one.
+async fn gone(group: Option<&Group>) -> String {
+    match group {
+        Some(group) => group.gone().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Takes the digest of the plugin's file and opens it, in an environment that can be described. Blocks.

@@ -8,6 +8,7 @@ mod copy;
 mod execution;
 mod launch;
 mod launches;
+mod native;
 mod peers;
 mod persist;
 mod program;

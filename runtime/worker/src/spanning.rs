@@ -18,7 +18,7 @@ use waystation_collectives::{
 };
 use waystation_proto::{tensorflow::StatusProto, waystation::worker::Attach};
 
-use crate::status;
+use crate::{collectives::Collectives, group::Group, status};
 
 /// Threads that move data and go on with programs: as many as there are devices, within these bounds.
 const FEWEST_THREADS: usize = 2;
@@ -32,8 +32,7 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// See the module.
 pub(crate) struct Spanning {
-    /// Why there are no such programs here, if so.
-    cannot: Option<String>,
+    collectives: Collectives,
     /// Where the worker's service listens.
     ip: IpAddr,
     /// The host under which others reach it.
@@ -63,14 +62,14 @@ impl Drop for Epoch {
 impl Spanning {
     /// `listener` is where the worker's service listens, and `advertised` how others reach it.
     pub(crate) fn new(
-        cannot: Option<String>,
+        collectives: Collectives,
         listener: SocketAddr,
         advertised: &str,
         devices: usize,
     ) -> Spanning {
         let host = advertised.rsplit_once(':').map_or("", |(host, _)| host);
         Spanning {
-            cannot,
+            collectives,
             ip: listener.ip(),
             host: host.to_owned(),
             devices,
@@ -78,6 +77,12 @@ impl Spanning {
             threads: OnceLock::new(),
             engine: Mutex::new(None),
         }
+    }
+
+    /// The group of workers whose plugin moves the collectives' data itself. What is left to do here is to agree on when to start,
+    /// and that something has failed.
+    pub(crate) fn group(&self) -> Option<&Arc<Group>> {
+        self.collectives.group()
     }
 
     /// Begins a lease. `told` hears of every connection that comes or goes.
@@ -89,8 +94,8 @@ impl Spanning {
         attach: &Attach,
         told: impl Fn(Process, bool) + Send + Sync + 'static,
     ) -> Result<Epoch, String> {
-        if let Some(why) = &self.cannot {
-            return Err(why.clone());
+        if let Some(why) = self.collectives.cannot() {
+            return Err(why.to_owned());
         }
         let secret = <[u8; 32]>::try_from(&attach.collectives_secret[..])
             .map(Secret::new)

@@ -88,6 +88,7 @@ impl Warmer {
             path: config.plugin,
             options: config.plugin_options,
             lapack: config.lapack,
+            group: None,
         };
         let opened = tokio::task::spawn_blocking(move || {
             let opened = open(spec, &config.environment)?;
@@ -103,7 +104,7 @@ impl Warmer {
         let Opened {
             client,
             targets,
-            cannot_span,
+            collectives,
         } = opened;
         let identity = identity(&client, &digest, targets, environment);
         // Nothing is dumped, so the folder's name is of no matter.
@@ -120,13 +121,14 @@ impl Warmer {
             counters,
             config.compiles,
             wide,
+            None,
         );
         Ok(Warmer {
             compiler: Arc::new(compiler),
             devices,
             workers: config.workers,
             platform,
-            cannot_span,
+            cannot_span: collectives.cannot().map(str::to_owned),
         })
     }
 

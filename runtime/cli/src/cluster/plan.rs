@@ -20,7 +20,8 @@ use crate::{
     large_transfers,
     local_transfers::LocalTransfers,
     location::{self, Opened},
-    plugin, python,
+    plugin::{self, PluginCollectives},
+    python,
     record::RecordArgs,
     retention::RetentionArgs,
     size::{parse_bytes, parse_some_bytes},
@@ -58,6 +59,11 @@ pub(crate) struct ClusterArgs {
     /// Python interpreter whose packages hold the plugin [default: the command's, the virtual environment's, or python3]
     #[arg(long = "python", value_name = "PATH")]
     pub(crate) python: Option<PathBuf>,
+    /// Let the plugin join the workers of a slice to one client, and move the data of programs over them: each worker waits for all
+    /// others of its slice, and ends with them [auto: never here, where
+    /// the workers share the machine's devices]
+    #[arg(long = "plugin_collectives", value_name = "auto|true|false", default_value = "auto", value_parser = PluginCollectives::parse)]
+    pub(crate) plugin_collectives: PluginCollectives,
     /// LAPACK library for linear algebra with CPU plugins [default: SciPy's, or that of the Python package scipy-openblas32]
     #[arg(long = "lapack", value_name = "PATH")]
     pub(crate) lapack: Option<PathBuf>,
@@ -135,6 +141,7 @@ pub(crate) struct Plan {
     lapack: Option<PathBuf>,
     device_memory_bytes: Option<u64>,
     checkpoints: CheckpointArgs,
+    plugin_collectives: PluginCollectives,
     compile_in_child: InChild,
     host_buffer_memory: u64,
     max_sessions: u32,
@@ -223,6 +230,7 @@ impl Plan {
             lapack,
             device_memory_bytes: args.device_memory_bytes,
             checkpoints: args.checkpoints.clone(),
+            plugin_collectives: args.plugin_collectives,
             compile_in_child: args.compile_in_child,
             host_buffer_memory: args.host_buffer_memory,
             max_sessions: args.max_sessions,
@@ -308,6 +316,7 @@ impl Plan {
                 arguments.push(flag("slice_tasks", self.workers.to_string()));
                 arguments.push(flag("pjrt_plugin", &self.plugin));
                 arguments.extend(self.lapack.as_ref().map(|path| flag("lapack", path)));
+                arguments.push(flag("plugin_collectives", self.plugin_collectives.as_str()));
                 arguments.push(flag("compile_in_child", self.compile_in_child.as_str()));
                 arguments.push(flag("local_transfers", self.local_transfers.as_str()));
                 arguments.extend(
@@ -431,6 +440,7 @@ mod tests {
                 checkpoint_format: waystation_checkpoint::Layout::OcdbtZarr2,
                 checkpoint_compression: Some(waystation_checkpoint::zarr::Codec::Raw),
             },
+            plugin_collectives: PluginCollectives::Yes,
             compile_in_child: InChild::No,
             host_buffer_memory: 7,
             max_sessions: 9,
@@ -485,6 +495,7 @@ mod tests {
         assert_eq!(worker.lapack.as_deref(), Some(Path::new("/l.so")));
         assert_eq!(worker.device_memory_bytes, Some(9));
         assert_eq!(worker.checkpoints, plan().checkpoints);
+        assert_eq!(worker.plugin_collectives, PluginCollectives::Yes);
         assert_eq!(worker.compile_in_child, InChild::No);
         assert_eq!(worker.local_transfers, LocalTransfers::Off);
         assert!(worker.role.parent_stdin);

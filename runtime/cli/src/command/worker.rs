@@ -15,7 +15,9 @@ use crate::{
     health::{self, Part},
     lifetime, listen,
     local_transfers::LocalTransfers,
-    location, plugin, python,
+    location,
+    plugin::{self, PluginCollectives},
+    python,
     retention::TtlArgs,
     sharing, simulate,
     size::parse_some_bytes,
@@ -57,6 +59,10 @@ pub(crate) struct Args {
     /// Devices to make, for CPU plugins
     #[arg(long = "devices_per_worker", alias = "devices", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) devices_per_worker: Option<u32>,
+    /// Let the plugin join the workers of a slice to one client, and move the data of programs over them: each worker waits for all
+    /// others of its slice, and ends with them [auto: with --pjrt_plugin=cuda]
+    #[arg(long = "plugin_collectives", value_name = "auto|true|false", default_value = "auto", value_parser = PluginCollectives::parse)]
+    pub(crate) plugin_collectives: PluginCollectives,
     /// LAPACK library for linear algebra with CPU plugins [default: SciPy's, or that of the Python package scipy-openblas32]
     #[arg(long = "lapack", value_name = "PATH")]
     pub(crate) lapack: Option<PathBuf>,
@@ -134,6 +140,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     if !matches!(args.pjrt_plugin.as_str(), "cuda" | "tpu") {
         threads::ensure(args.devices_per_worker)?;
     }
+    let plugin_collectives = args.plugin_collectives.with(&args.pjrt_plugin);
     let plugin_options = plugin::options(&args.pjrt_plugin, args.devices_per_worker)?;
     let python = args.python.clone().or_else(|| python::choose(None));
     let plugin = plugin::find(&args.pjrt_plugin, python.as_deref())?;
@@ -171,6 +178,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             simulated,
             plugin,
             plugin_options,
+            plugin_collectives,
             lapack,
             cache,
             environment: environment(),

@@ -32,6 +32,7 @@ pub(super) fn decode(setup: Setup) -> Spec {
             .filter_map(decode_option)
             .collect(),
         lapack: setup.lapack.as_deref().map(path_of),
+        group: None,
     }
 }
 
@@ -87,6 +88,7 @@ mod tests {
                 named("truth", OptionValue::Bool(true)),
             ],
             lapack: Some("/lib.so".into()),
+            group: None,
         };
         let back = decode(encode(&spec));
         assert_eq!(back.path, spec.path);

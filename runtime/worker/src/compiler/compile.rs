@@ -7,7 +7,11 @@ use waystation_cache::Entry;
 use waystation_pjrt::LoadedExecutable;
 use waystation_proto::tensorflow::{StatusProto, error::Code};
 
-use super::{Compiler, blocking, loaded::Source, turn};
+use super::{
+    Compiler, blocking,
+    loaded::{Reach, Source},
+    turn,
+};
 use crate::{child::Digest, counters, hlo::Kept, make, status};
 
 impl Compiler {
@@ -62,7 +66,10 @@ impl Compiler {
         }
         let (executable, entry) = self.compile_here(source.clone()).await?;
         // The wide client's executable runs nothing.
-        Ok((Some(executable).filter(|_| !source.spanning), entry))
+        Ok((
+            Some(executable).filter(|_| source.reach != Reach::Hooked),
+            entry,
+        ))
     }
 
     /// `None` when there is no child, or the plugin cannot hand over what it has made.
@@ -108,7 +115,7 @@ impl Compiler {
     ) -> Result<(LoadedExecutable, Entry), StatusProto> {
         let made = self.in_turn(&self.compiles, move |this| {
             let (program, options) = (&source.program, &source.options);
-            if source.spanning {
+            if source.reach == Reach::Hooked {
                 make::make_spanning(&this.wide, program, options, source.shape)
             } else {
                 make::make(&this.client, program, options, source.shape)

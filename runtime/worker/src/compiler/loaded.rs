@@ -15,6 +15,17 @@ use crate::{
     program::Dump,
 };
 
+/// Whose devices a program is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// This worker's.
+    Local,
+    /// Those of several, with collectives of ours.
+    Hooked,
+    /// Those of several, with the plugin's own.
+    Native,
+}
+
 /// What an executable is made from.
 #[derive(Debug, Clone)]
 pub(super) struct Source {
@@ -26,8 +37,7 @@ pub(super) struct Source {
     pub(super) dump: Option<Arc<Dump>>,
     /// Set when a compile for the request has dumped it.
     pub(super) dumped: Arc<AtomicBool>,
-    /// Whether it is for devices of several workers.
-    pub(super) spanning: bool,
+    pub(super) reach: Reach,
 }
 
 /// A serialized executable, and how to tell it from others.
@@ -36,20 +46,35 @@ pub(crate) struct Artifact {
     pub(crate) bytes: Bytes,
     /// SHA-256.
     pub(crate) digest: [u8; 32],
+    /// Of one with the plugin's own collectives.
+    pub(super) native: Option<Native>,
+}
+
+/// How an executable with the plugin's own collectives is loaded: alike on all its workers.
+#[derive(Debug, Clone)]
+pub(super) struct Native {
+    /// The plugin's.
+    pub(super) options: Bytes,
+    /// The plugin's ids of all its devices, in logical order.
+    pub(super) devices: Vec<i32>,
 }
 
 impl Artifact {
     /// Hashes the bytes.
     pub(crate) fn new(bytes: Bytes) -> Artifact {
         let digest = Sha256::digest(&bytes).into();
-        Artifact { bytes, digest }
+        Artifact {
+            bytes,
+            digest,
+            native: None,
+        }
     }
 }
 
 impl Source {
-    /// What it is loaded with; nothing of its own where it spans workers.
-    pub(super) fn load_options(&self) -> Option<&Bytes> {
-        (!self.spanning).then_some(&self.options)
+    /// How it is loaded.
+    pub(super) fn how(&self) -> (Reach, &Bytes) {
+        (self.reach, &self.options)
     }
 
     pub(super) fn job(&self) -> Job {
@@ -58,7 +83,7 @@ impl Source {
             options: self.options.clone(),
             num_replicas: self.shape.0,
             num_partitions: self.shape.1,
-            spanning: self.spanning,
+            spanning: self.reach == Reach::Hooked,
             ..Job::default()
         }
     }

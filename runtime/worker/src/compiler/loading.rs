@@ -12,7 +12,7 @@ use waystation_proto::tensorflow::{StatusProto, error::Code};
 
 use super::{
     Compiler, Loaded, Name,
-    loaded::{Artifact, Source},
+    loaded::{Artifact, Native, Reach, Source},
     spanning,
 };
 use crate::{counters, hlo::Kept, status};
@@ -69,15 +69,19 @@ impl Compiler {
         loaded
     }
 
-    /// Loads an entry with its options; one that spans workers has none, and comes with what the others may ask for.
+    /// Loads an entry with its options, which one with collectives of ours does without. One that spans workers comes with what the
+    /// others may ask for.
     pub(super) async fn deserialize(
         self: &Arc<Self>,
         name: &Name,
         entry: &Arc<Entry>,
-        options: Option<&Bytes>,
+        how: (Reach, &Bytes),
     ) -> Result<(LoadedExecutable, Option<Artifact>), StatusProto> {
-        let spanning = options.is_none();
-        let options = options.map_or_else(|| Bytes::from(spanning::portable()), Bytes::clone);
+        let (reach, options) = how;
+        let options = match reach {
+            Reach::Hooked => Bytes::from(spanning::portable()),
+            Reach::Local | Reach::Native => options.clone(),
+        };
         let entry = Arc::clone(entry);
         let (key, devices) = name.clone();
         self.in_turn(&self.loads, move |this| {
@@ -92,11 +96,8 @@ impl Compiler {
             drop(loading);
             counters::add_time(&this.counters.load_nanos, begun.elapsed());
             // What follows trusts these two, and a plugin might take the entry and pass over the options.
-            if !spanning && executable.device_ids() != devices {
-                return Err(status::unimplemented(format!(
-                    "the plugin loads for devices {:?} where {devices:?} are asked for",
-                    executable.device_ids()
-                )));
+            if reach != Reach::Hooked {
+                this.check_devices(&executable, &devices)?;
             }
             if executable.num_outputs() != entry.info.results.len() {
                 return Err(status::of(
@@ -109,8 +110,69 @@ impl Compiler {
                 ));
             }
             // Hashes the whole executable.
-            let artifact = spanning.then(|| Artifact::new(entry.executable.clone()));
+            let artifact = (reach != Reach::Local).then(|| {
+                let native = (reach == Reach::Native).then(|| Native { options, devices });
+                Artifact {
+                    native,
+                    ..Artifact::new(entry.executable.clone())
+                }
+            });
             Ok((executable, artifact))
+        })
+        .await
+    }
+
+    /// Whether an executable runs on those devices, as far as they are this worker's, and in that order.
+    fn check_devices(
+        &self,
+        executable: &LoadedExecutable,
+        devices: &[i32],
+    ) -> Result<(), StatusProto> {
+        let own = |id: &i32| {
+            self.client
+                .devices()
+                .iter()
+                .any(|device| device.id() == *id)
+        };
+        let asked: Vec<i32> = devices.iter().copied().filter(own).collect();
+        if executable.device_ids() == asked {
+            return Ok(());
+        }
+        Err(status::unimplemented(format!(
+            "the plugin loads for devices {:?} where {asked:?} are asked for",
+            executable.device_ids()
+        )))
+    }
+
+    /// What the other workers may ask for of a program that was just compiled, and is not loaded once more; none for one within
+    /// this worker. With collectives of ours such a program is always loaded.
+    pub(super) async fn fresh_artifact(
+        self: &Arc<Self>,
+        name: &Name,
+        executable: &LoadedExecutable,
+        entry: &Entry,
+        source: &Source,
+    ) -> Result<Option<Artifact>, StatusProto> {
+        if source.reach != Reach::Native {
+            return Ok(None);
+        }
+        self.check_devices(executable, &name.1)?;
+        if entry.executable.is_empty() {
+            return Err(status::unimplemented(
+                "the plugin does not serialize this executable, and the other workers of the program have to load it",
+            ));
+        }
+        let native = Native {
+            options: source.options.clone(),
+            devices: name.1.clone(),
+        };
+        let bytes = entry.executable.clone();
+        // Hashes the whole executable.
+        super::blocking(move || {
+            Some(Artifact {
+                native: Some(native),
+                ..Artifact::new(bytes)
+            })
         })
         .await
     }

@@ -4,7 +4,11 @@ use std::sync::Arc;
 
 use waystation_proto::{tensorflow::StatusProto, waystation::compile::Job};
 
-use super::{Compiler, Loaded, blocking, loaded::Source, turn};
+use super::{
+    Compiler, Loaded, blocking,
+    loaded::{Reach, Source},
+    turn,
+};
 use crate::{child::Digest, make, status, text};
 
 impl Compiler {
@@ -29,7 +33,7 @@ impl Compiler {
         if !self.write_in_child(&loaded.digest, &source).await? {
             let compile = move |this: &Compiler| {
                 let (program, options) = (&source.program, &source.options);
-                if source.spanning {
+                if source.reach == Reach::Hooked {
                     let client = this.wide.client(source.shape)?;
                     return make::compile_spanning(&client, program, options, source.shape, |_| ())
                         .map(drop);

@@ -17,8 +17,17 @@ use waystation_proto::{
     xla::{CompileOptionsProto, ExecutableBuildOptionsProto},
 };
 
-use super::{Compiler, Loaded, loaded::Artifact};
-use crate::{counters, make::Shape, peers::Peers, status};
+use super::{
+    Compiler, Loaded,
+    loaded::{Artifact, Reach},
+};
+use crate::{
+    counters,
+    group::{Group, Known},
+    make::Shape,
+    peers::Peers,
+    status,
+};
 
 /// What tells the key of such a program from that of one within a worker, and from that of other builds. Where its partitions
 /// lie does not count.
@@ -33,6 +42,36 @@ pub(super) fn facts((replicas, partitions): Shape) -> [(String, String); 2] {
         ),
         named("collectives", format!("{version} by {target}")),
     ]
+}
+
+/// The devices of a program with the plugin's own collectives.
+pub(super) async fn native(group: &Arc<Group>, ids: &[i32]) -> Result<Vec<Known>, StatusProto> {
+    let (group, ids) = (Arc::clone(group), ids.to_vec());
+    let known = super::blocking(move || group.devices(&ids)).await?;
+    known.map_err(|why| status::unimplemented(format!("programs over several workers: {why}")))
+}
+
+/// As [`facts`], with the plugin's own collectives: what is compiled may depend on which devices are neighbours.
+pub(super) fn native_fact(devices: &[Known]) -> (String, String) {
+    let mut seen = Vec::new();
+    let places = devices.iter().map(|device| {
+        let known = seen.iter().position(|node| *node == device.node);
+        known.unwrap_or_else(|| {
+            seen.push(device.node);
+            seen.len() - 1
+        })
+    });
+    let places: Vec<String> = places.map(|place| place.to_string()).collect();
+    (
+        "spanning".to_owned(),
+        format!("by the plugin, on workers {}", places.join(" ")),
+    )
+}
+
+/// Flags for a program that one worker compiles for all. XLA for GPUs would have all of them compile at the same time, and share
+/// out among them what it tries.
+pub(super) fn native_flags(platform: &str) -> Option<String> {
+    matches!(platform, "cuda" | "rocm").then(|| "--xla_gpu_shard_autotuning=false".to_owned())
 }
 
 /// The options under which an executable runs on any one device.
@@ -66,6 +105,7 @@ impl Compiler {
     /// What another worker must know to load an artifact of this one.
     pub(crate) fn header(&self, artifact: &Artifact) -> ExecutableHeader {
         let facts = self.identity.platform.iter();
+        let native = artifact.native.as_ref();
         ExecutableHeader {
             size_bytes: artifact.bytes.len() as u64,
             digest: Bytes::copy_from_slice(&artifact.digest),
@@ -75,6 +115,8 @@ impl Compiler {
                     value: value.clone(),
                 })
                 .collect(),
+            options: native.map_or_else(Bytes::new, |native| native.options.clone()),
+            plugin_devices: native.map_or_else(Vec::new, |native| native.devices.clone()),
         }
     }
 
@@ -87,13 +129,28 @@ impl Compiler {
     ) -> Result<Arc<Loaded>, StatusProto> {
         let key = Key::parse(&from.key)
             .ok_or_else(|| status::invalid(format!("{:?} is no key of a program", from.key)))?;
-        let name = (key, Vec::new());
-        let fatal = self.cache.admit(&name.0);
+        let fatal = self.cache.admit(&key);
         fatal.map_err(|fatal| status::invalid(fatal.to_string()))?;
         let coming = peers
             .executable(&from.address, from.epoch, from.executable, from.secret)
             .await?;
         self.check_platform(&coming.header, &from.address)?;
+        let reach = match &self.group {
+            Some(_) => Reach::Native,
+            None => Reach::Hooked,
+        };
+        if (reach == Reach::Native) == coming.header.plugin_devices.is_empty() {
+            return Err(status::of(
+                Code::FailedPrecondition,
+                format!(
+                    "of this worker and the one at {} one has the plugin's collectives and the other ours; give both \
+                     --plugin_collectives, or none",
+                    from.address
+                ),
+            ));
+        }
+        let name = (key, coming.header.plugin_devices.clone());
+        let options = coming.header.options.clone();
         if let Some(loaded) = self.share(&name)
             && let Some(artifact) = &loaded.artifact
             && artifact.digest[..] == coming.header.digest[..]
@@ -119,7 +176,7 @@ impl Compiler {
             text: None,
             object: None,
         });
-        let (executable, artifact) = self.deserialize(&name, &entry, None).await?;
+        let (executable, artifact) = self.deserialize(&name, &entry, (reach, &options)).await?;
         Ok(self.keep(name, executable, &entry, None, artifact))
     }
 
@@ -194,6 +251,20 @@ mod tests {
                 "plugin: \"a\" here, \"b\" there"
             ]
         );
+    }
+
+    #[test]
+    fn the_key_tells_neighbours_from_others() {
+        let on = |nodes: &[u32]| {
+            let known = nodes.iter().map(|node| Known {
+                plugin_id: 0,
+                node: *node,
+            });
+            native_fact(&known.collect::<Vec<_>>())
+        };
+        assert_ne!(on(&[0, 0, 1, 1]), on(&[0, 1, 0, 1]));
+        assert_eq!(on(&[0, 0, 1, 1]), on(&[3, 3, 2, 2]));
+        assert!(!facts((1, 2)).contains(&on(&[0, 1])));
     }
 
     #[test]

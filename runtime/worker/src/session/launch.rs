@@ -326,7 +326,10 @@ impl Session {
 
     /// Whether the plugin has executions that have not ended.
     pub(super) fn executes(&self) -> bool {
-        !self.launches.in_flight.is_empty() || !self.launches.starting.is_empty()
+        let launches = &self.launches;
+        !(launches.in_flight.is_empty()
+            && launches.starting.is_empty()
+            && launches.handing.is_empty())
     }
 
     pub(super) fn launched(
@@ -441,8 +444,11 @@ impl Session {
         });
         if let (Some(part), Some(fault)) = (&part, &fault) {
             part.fail(fault, &self.core.place);
+            self.native_failed(fault);
         }
         drop((inputs, room));
+        // Room that a part waits for before others hear of it.
+        self.launches.unsaid |= !self.launches.parts.is_empty();
         for wait in origin.end() {
             self.progress(wait);
         }
@@ -454,7 +460,7 @@ impl Session {
 }
 
 /// Inputs, kept parameters, and room.
-type Prepared = (Vec<Rc<Shard>>, Vec<i64>, Vec<Charge>);
+pub(super) type Prepared = (Vec<Rc<Shard>>, Vec<i64>, Vec<Charge>);
 
 /// Result shards that one execution may have.
 const MAX_RESULT_SHARDS: usize = 1 << 22;

@@ -8,6 +8,7 @@ use std::{
 
 use super::{
     execution::Launch,
+    native::Handing,
     program::Loaded,
     span::{Part, Place, Starting, Waiting},
 };
@@ -34,6 +35,8 @@ pub(super) struct Launches {
     pub(super) unsaid: bool,
     /// Parts that are being handed to the plugin.
     pub(super) starting: HashMap<u64, Starting>,
+    /// As these, with the plugin's own collectives.
+    pub(super) handing: HashMap<u64, Handing>,
     /// Those handed to the plugin; what they hold of the devices is free when they end.
     pub(super) in_flight: HashMap<u64, InFlight>,
 }
@@ -83,14 +86,15 @@ impl Launches {
             .map(|(place, _)| place);
         let local = self.ready.first_key_value();
         let local = local.map(|(sequence, launch)| (*sequence, launch.ordinals.len() > 1));
-        let parts = self.starting.len() + self.count(|record| record.part.is_some());
+        let starting = self.starting.len() + self.handing.len();
+        let parts = starting + self.count(|record| record.part.is_some());
         let part_may = part.filter(|part| {
             let natives = || self.count(|record| record.part.is_none() && record.devices > 1);
             let earlier_native = local.is_some_and(|(local, native)| native && local < *part);
             parts < PARTS && !earlier_native && natives() == 0
         });
         let local_may = local.filter(|(local, native)| {
-            let others = self.in_flight.len() + self.starting.len() - parts;
+            let others = self.in_flight.len() + starting - parts;
             let waits = *native && (parts > 0 || part.is_some_and(|part| part < *local));
             others < limit && !waits
         });

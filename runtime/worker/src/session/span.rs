@@ -20,7 +20,7 @@ use waystation_collectives::{self as collectives, Failure, Process};
 use waystation_pjrt::{Buffer, ExecuteContext, Execution, LoadedExecutable, OneExecution};
 use waystation_proto::{tensorflow::StatusProto, waystation::worker::Execute};
 
-use super::{Session, execution::Launch, launches::Launches};
+use super::{Session, execution::Launch, launch::Prepared, launches::Launches};
 use crate::{
     ledger::Charge,
     status::{self, Fault},
@@ -42,6 +42,8 @@ pub(super) struct Placement {
 /// This worker's part of a launch.
 #[derive(Clone)]
 pub(super) struct Part {
+    /// The proxy's number of the launch, which is the same on all workers.
+    pub(super) number: u64,
     launch: Arc<collectives::Launch>,
     processes: Arc<[Process]>,
     partitions: Rc<[u32]>,
@@ -84,7 +86,9 @@ pub(super) struct Waiting {
     /// All workers can start theirs.
     all_can: bool,
     /// When the inputs are there.
-    launch: Option<Launch>,
+    pub(super) launch: Option<Launch>,
+    /// What it was given, where that must be before the others hear that it can start.
+    pub(super) prepared: Option<Prepared>,
 }
 
 impl Waiting {
@@ -164,6 +168,7 @@ impl Session {
             core.post(serial, move |session| session.all_here(sequence, outcome));
         });
         let part = Part {
+            number: op.launch,
             launch: Arc::new(launch),
             processes: Arc::clone(&placement.processes),
             partitions: Rc::clone(&placement.partitions),
@@ -190,6 +195,7 @@ impl Session {
             said: false,
             all_can: false,
             launch: None,
+            prepared: None,
         };
         self.launches.parts.insert(sequence, waiting);
         Ok(part)
@@ -241,6 +247,10 @@ impl Session {
 
     /// Tells the other workers which parts this one can start, of those of which they can hear it.
     pub(super) fn say_here(&mut self) {
+        let native = self.is_native();
+        if native {
+            self.prepare_parts();
+        }
         // Where the earlier parts lie that some worker cannot start yet.
         let mut earlier = Vec::new();
         let mut failed = Vec::new();
@@ -250,7 +260,8 @@ impl Session {
                 continue;
             };
             let processes = &waiting.part.processes;
-            if waiting.can && !waiting.said && may_be_said(processes, &earlier) {
+            let can = waiting.can && (!native || waiting.prepared.is_some());
+            if can && !waiting.said && may_be_said(processes, &earlier) {
                 match self.lease.reach(processes) {
                     Ok(true) => {
                         waiting.said = true;
@@ -308,6 +319,12 @@ impl Session {
         let Some(launch) = waiting.and_then(|waiting| waiting.launch.take()) else {
             return false;
         };
+        let prepared = self.launches.parts.get_mut(&sequence);
+        if let Some(prepared) = prepared.and_then(|waiting| waiting.prepared.take()) {
+            self.launches.remove_part(sequence);
+            self.start_native(sequence, launch, prepared);
+            return true;
+        }
         let prepared = match self.prepare(&launch) {
             Ok(Some(prepared)) => Ok(prepared),
             Ok(None) => {
@@ -458,6 +475,7 @@ impl Session {
         }
         let cause = record.cause().unwrap_or(fault);
         part.fail(&cause, &self.core.place);
+        self.native_failed(&cause);
     }
 }
 

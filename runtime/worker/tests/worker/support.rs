@@ -100,6 +100,7 @@ impl Worker {
             simulated: None,
             plugin,
             plugin_options: vec![("cpu_device_count".to_owned(), OptionValue::Int64(8))],
+            plugin_collectives: false,
             lapack: None,
             cache,
             environment: Vec::new(),
