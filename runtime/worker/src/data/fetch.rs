@@ -121,19 +121,31 @@ impl Peer {
         mut share: AlignedBytes,
     ) -> io::Result<AlignedBytes> {
         let _turn = self.turns.acquire().await.map_err(io::Error::other)?;
-        let mut stream = match self.kept() {
-            Some(stream) => stream,
-            None => connect(&self.address).await?,
-        };
-        stream.write_all(&request(&ticket, &range)).await?;
-        let mut missing = &mut share[..];
-        while !missing.is_empty() {
-            let chunk = missing.len().min(CHUNK_BYTES);
-            let read = tokio::time::timeout(STALL, stream.read(&mut missing[..chunk])).await;
-            match read.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))? {
-                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                read => missing = &mut missing[read..],
+        let request = request(&ticket, &range);
+        while let Some(mut stream) = self.kept() {
+            match ask(&mut stream, &request, &mut share).await {
+                Ok(read) => return self.rest(stream, share, read).await,
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(error),
+                // It was one to an earlier life of the worker at that address, say.
+                Err(_) => {}
             }
+        }
+        let mut stream = connect(&self.address).await?;
+        let read = ask(&mut stream, &request, &mut share).await?;
+        self.rest(stream, share, read).await
+    }
+
+    /// Reads what is missing of a range, and keeps the connection.
+    async fn rest(
+        &self,
+        mut stream: TcpStream,
+        mut share: AlignedBytes,
+        read: usize,
+    ) -> io::Result<AlignedBytes> {
+        let mut missing = &mut share[read..];
+        while !missing.is_empty() {
+            let read = read_some(&mut stream, missing).await?;
+            missing = &mut missing[read..];
         }
         self.idle().push((stream, Instant::now()));
         Ok(share)
@@ -154,6 +166,22 @@ impl Peer {
 
     fn idle(&self) -> MutexGuard<'_, Vec<(TcpStream, Instant)>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Asks for a range and reads its first bytes.
+async fn ask(stream: &mut TcpStream, request: &[u8], share: &mut [u8]) -> io::Result<usize> {
+    stream.write_all(request).await?;
+    read_some(stream, share).await
+}
+
+/// Reads at least a byte into `missing`, which is not empty.
+async fn read_some(stream: &mut TcpStream, missing: &mut [u8]) -> io::Result<usize> {
+    let chunk = missing.len().min(CHUNK_BYTES);
+    let read = tokio::time::timeout(STALL, stream.read(&mut missing[..chunk])).await;
+    match read.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))? {
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        read => Ok(read),
     }
 }
 

@@ -202,3 +202,32 @@ async fn other_connections_are_left_to_grpc_untouched() {
     taken.read_exact(&mut first).await.expect("what was sent");
     assert_eq!(&first, b"PRI");
 }
+
+/// As when another worker has taken the place, and the address, of the one that the connection was to.
+#[tokio::test]
+async fn a_connection_that_ended_while_it_was_kept_is_not_missed() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address").to_string();
+    let bytes = pattern(1000);
+    let sent = bytes.clone();
+    let serving = tokio::spawn(async move {
+        for _ in 0..2 {
+            let (mut stream, _) = listener.accept().await.expect("a connection");
+            let mut asked = vec![0; GREETING.len() + super::REQUEST_BYTES];
+            stream.read_exact(&mut asked).await.expect("a request");
+            stream.write_all(&sent).await.expect("taken");
+        }
+    });
+    let connections = Connections::default();
+    for life in 0..2 {
+        let fetched = connections
+            .fetch(&address, Ticket::default(), room(bytes.len()))
+            .await;
+        assert!(
+            fetched.expect("all bytes")[..] == bytes[..],
+            "in life {life}"
+        );
+        assert_eq!(connections.kept(), 1);
+    }
+    serving.await.expect("both lives");
+}
