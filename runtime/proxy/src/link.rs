@@ -29,7 +29,8 @@ use tonic::transport::{Channel, Endpoint};
 use waystation_proto::{
     BUILD_ID, LINK_VERSION,
     waystation::worker::{
-        Attach, Cancel, CancelPut, Reply, Unload, op, reply, worker_client::WorkerClient,
+        Attach, Cancel, CancelPut, Reply, Unload, op, peers::Peer, reply,
+        worker_client::WorkerClient,
     },
 };
 
@@ -180,12 +181,18 @@ impl Link {
                     None
                 }
             });
-        let cannot_span = match attached.collectives_address.as_str() {
-            "" => Some(attached.cannot_span),
-            address => {
-                gang.join(process, &name, address, &queue);
-                None
-            }
+        let cannot_span = if attached.collectives_address.is_empty() {
+            Some(attached.cannot_span)
+        } else {
+            let peer = Peer {
+                process,
+                address: attached.collectives_address,
+                life: u64::from(process),
+                name: name.clone(),
+                data_address: address.clone(),
+            };
+            gang.join(peer, &queue);
+            None
         };
         let wire = Arc::new(Wire {
             queue: Arc::clone(&queue),

@@ -7,6 +7,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
+use tokio::sync::watch;
 use tonic::transport::{Channel, Endpoint};
 use waystation_checkpoint::Term;
 use waystation_proto::{
@@ -41,6 +42,8 @@ pub(crate) struct Peers {
     /// Kept while the worker lives.
     channels: Mutex<HashMap<String, Channel>>,
     connections: Connections,
+    /// Tells the fetches under way from an address that the worker there is lost, by its name.
+    lost: Mutex<HashMap<String, watch::Sender<Option<String>>>>,
     slabs: Arc<Slabs>,
 }
 
@@ -117,6 +120,7 @@ impl Peers {
         Arc::new(Peers {
             channels: Mutex::default(),
             connections: Connections::default(),
+            lost: Mutex::default(),
             slabs,
         })
     }
@@ -166,8 +170,51 @@ impl Peers {
         Ok(channel)
     }
 
+    /// Ends what is fetched from a worker that the proxy has lost: one that hangs would not end it.
+    pub(crate) fn lose(&self, address: &str, name: &str) {
+        let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(fetches) = lost.remove(address) {
+            fetches.send_replace(Some(name.to_owned()));
+        }
+    }
+
+    /// Waits until the worker at an address is lost.
+    async fn loss(&self, address: &str) -> StatusProto {
+        let mut lost = {
+            let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+            lost.entry(address.to_owned()).or_default().subscribe()
+        };
+        let name = match lost.wait_for(Option::is_some).await {
+            Ok(name) => name.clone(),
+            // The sender goes only after its word.
+            Err(_) => None,
+        };
+        status::of(
+            Code::DataLoss,
+            format!(
+                "worker {} is gone, with arrays that were fetched from it",
+                name.unwrap_or_else(|| format!("at {address}"))
+            ),
+        )
+    }
+
     /// Fetches a transfer of exactly `bytes` bytes, and how the device there laid them out.
     pub(crate) async fn fetch(
+        &self,
+        address: &str,
+        epoch: u64,
+        transfer: u64,
+        bytes: usize,
+        term: Term,
+    ) -> Result<(Slab, Order), StatusProto> {
+        tokio::select! {
+            biased;
+            fetched = self.fetch_from(address, epoch, transfer, bytes, term) => fetched,
+            lost = self.loss(address) => Err(lost),
+        }
+    }
+
+    async fn fetch_from(
         &self,
         address: &str,
         epoch: u64,

@@ -206,14 +206,8 @@ impl Gang {
     }
 
     /// A worker takes part from now on. The others hear of it by [`Self::tell`].
-    pub(super) fn join(&self, process: u32, name: &str, address: &str, queue: &Arc<Queue>) {
-        let peer = Peer {
-            process,
-            address: address.to_owned(),
-            life: u64::from(process),
-            name: name.to_owned(),
-        };
-        let queue = Arc::clone(queue);
+    pub(super) fn join(&self, peer: Peer, queue: &Arc<Queue>) {
+        let (process, queue) = (peer.process, Arc::clone(queue));
         let mut members = lock(&self.members);
         members.living.insert(process, Member { peer, queue });
         members.changed = true;

@@ -34,6 +34,7 @@ pub(super) struct Lease {
 
 struct Peer {
     address: String,
+    data_address: String,
     life: u64,
     name: String,
     reach: Reach,
@@ -130,7 +131,9 @@ impl Session {
             .map(|(process, _)| *process)
             .collect();
         for process in lost {
-            self.lease.peers.remove(&process);
+            if let Some(peer) = self.lease.peers.remove(&process) {
+                self.core.peers.lose(&peer.data_address, &peer.name);
+            }
             tcp.disconnect(process);
             engine.lost(process, &tcp.gone(process, "it has ended"));
         }
@@ -145,6 +148,7 @@ impl Session {
                 process,
                 Peer {
                     address: peer.address,
+                    data_address: peer.data_address,
                     life: peer.life,
                     name: peer.name,
                     // It may have connected before this was said.

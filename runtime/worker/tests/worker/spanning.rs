@@ -8,7 +8,7 @@ use waystation_proto::{
         ExecutableInfo,
         worker::{
             Attach, CancelPut, Compile, Execute, Fail, FetchExecutableRequest, Load, Peers,
-            ProgramText, Put, Start, Unload, op, peers::Peer, reply,
+            ProgramText, Pull, Put, Start, Unload, op, peers::Peer, reply,
         },
     },
     xla::PrimitiveType,
@@ -54,6 +54,7 @@ async fn attach_as(
         address: attached.collectives_address,
         life: epoch,
         name: format!("slice 0 task {index}"),
+        ..Peer::default()
     };
     (session, peer)
 }
@@ -769,4 +770,45 @@ async fn a_part_behind_one_that_waits_takes_no_devices_elsewhere() {
     drop(third);
     worker.stop().await;
     pair.stop().await;
+}
+
+/// One that hangs, or whose network is cut, does not end the connections that are to it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_fetched_from_a_worker_ends_when_it_is_lost() {
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0")
+        .await
+        .expect("a port");
+    let worker = Worker::start().await;
+    let (mut session, _) = attach(&worker, 1, 0, SECRET).await;
+    let peer = Peer {
+        process: 9,
+        address: "127.0.0.1:1".to_owned(),
+        life: 1,
+        name: "slice 3 task 2".to_owned(),
+        data_address: silent.local_addr().expect("an address").to_string(),
+    };
+    let from = peer.data_address.clone();
+    session
+        .send(op::Op::Peers(Peers { peers: vec![peer] }))
+        .await;
+    session
+        .send(op::Op::Pull(Pull {
+            transfer: 5,
+            from,
+            from_epoch: 1,
+            dtype: PrimitiveType::U8 as i32,
+            dims: vec![4 << 20],
+            target: Some(target(1, 1)),
+            request: 40,
+            ..Pull::default()
+        }))
+        .await;
+    let _connection = silent.accept().await.expect("the fetch");
+    session.send(op::Op::Peers(Peers::default())).await;
+    let lost = session.answer(40).await.expect_err("nothing came");
+    assert_eq!(lost.code, Code::DataLoss as i32, "{}", lost.message);
+    assert!(lost.message.contains("slice 3 task 2"), "{}", lost.message);
+    let failed = session.watch(&[1]).await.expect_err("it did not come");
+    assert_eq!(failed.code, Code::DataLoss as i32);
+    worker.stop().await;
 }

@@ -13,6 +13,15 @@ struct Setup {
     lanes: Vec<Vec<Arc<Lane>>>,
 }
 
+fn peer(process: u32) -> Peer {
+    Peer {
+        process,
+        address: format!("host:{process}"),
+        life: u64::from(process),
+        ..Peer::default()
+    }
+}
+
 fn setup(queues: usize, clients: u64, window: u32) -> Setup {
     let gang = Gang::new().expect("random numbers");
     let queues: Vec<_> = (0..queues).map(|_| Queue::new(Arc::clone(&gang))).collect();
@@ -273,7 +282,7 @@ fn a_launch_whose_worker_is_lost_is_waited_for_no_more() {
     let mut all = setup(3, 1, 100);
     let processes: Vec<u32> = all.queues.iter().map(|_| all.gang.next_process()).collect();
     for (queue, &process) in all.queues.iter().zip(&processes) {
-        all.gang.join(process, "name", "host:1", queue);
+        all.gang.join(peer(process), queue);
     }
     let (first, _never) = Needs::one();
     let (second, later) = Needs::one();
@@ -476,20 +485,19 @@ fn workers_hear_who_the_others_are_whenever_that_changes() {
     let mut all = setup(3, 0, 50);
     let process: Vec<u32> = all.queues.iter().map(|_| all.gang.next_process()).collect();
     for (queue, &process) in all.queues.iter().zip(&process) {
-        all.gang
-            .join(process, "name", &format!("host:{process}"), queue);
+        all.gang.join(peer(process), queue);
     }
     all.gang.tell();
     all.gang.tell();
-    let peer = |process: u32| (process, format!("host:{process}"));
-    assert_eq!(told(all.leaving(0)), [[peer(1), peer(2)]], "told once");
-    assert_eq!(told(all.leaving(1)), [[peer(0), peer(2)]]);
+    let named = |process: u32| (process, format!("host:{process}"));
+    assert_eq!(told(all.leaving(0)), [[named(1), named(2)]], "told once");
+    assert_eq!(told(all.leaving(1)), [[named(0), named(2)]]);
     all.leaving(2);
     all.streams[1] = None;
     all.gang.leave(1);
     all.gang.leave(1);
-    assert_eq!(told(all.leaving(0)), [[peer(2)]]);
-    assert_eq!(told(all.leaving(2)), [[peer(0)]]);
+    assert_eq!(told(all.leaving(0)), [[named(2)]]);
+    assert_eq!(told(all.leaving(2)), [[named(0)]]);
     // One that comes back is another process.
     assert_eq!(all.gang.next_process(), 3);
 }
