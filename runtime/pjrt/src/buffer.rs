@@ -11,7 +11,7 @@ use crate::sys;
 use crate::transfer::to_host::{self, ToHost};
 use crate::view::HostView;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// An array in a device's memory, possibly still to be filled. Clones share it.
 #[derive(Clone)]
@@ -21,6 +21,8 @@ struct BufferInner {
     ty: ElementType,
     dims: Box<[i64]>,
     raw: RawBuffer,
+    /// Held while the plugin counts a view: it keeps no lock of its own there.
+    views: Mutex<()>,
 }
 
 /// The plugin's buffer object, destroyed on drop.
@@ -82,6 +84,7 @@ impl RawBuffer {
             ty,
             dims,
             raw: self,
+            views: Mutex::default(),
         })))
     }
 }
@@ -219,6 +222,11 @@ impl Buffer {
     /// is not filled.
     pub fn host_view(&self) -> Result<Option<HostView>, Error> {
         HostView::of(self)
+    }
+
+    /// Held while the plugin counts a view of this.
+    pub(crate) fn counting(&self) -> MutexGuard<'_, ()> {
+        self.0.views.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Copies to the default memory of another device of the same client.

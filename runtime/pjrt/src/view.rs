@@ -44,8 +44,12 @@ impl HostView {
             .map_err(|_| Error::contract(FUNCTION, "gave a size beyond the address space"))?;
         let mut args = sys::PJRT_Buffer_IncreaseExternalReferenceCount_Args::new();
         args.buffer = buffer.raw();
-        // SAFETY: the buffer is live.
-        match unsafe { buffer.inner().api().call(&mut args) } {
+        let counted = {
+            let _alone = buffer.counting();
+            // SAFETY: the buffer is live, and nobody else has the plugin count its references meanwhile.
+            unsafe { buffer.inner().api().call(&mut args) }
+        };
+        match counted {
             Ok(()) => {}
             Err(error) if error.code() == Code::Unimplemented => return Ok(None),
             Err(error) => return Err(error),
@@ -94,7 +98,8 @@ impl Drop for HostView {
     fn drop(&mut self) {
         let mut args = sys::PJRT_Buffer_DecreaseExternalReferenceCount_Args::new();
         args.buffer = self.buffer.raw();
-        // SAFETY: the buffer is live, and this is the one who was counted.
+        let _alone = self.buffer.counting();
+        // SAFETY: the buffer is live, this is the one who was counted, and nobody else has the plugin count meanwhile.
         if let Err(error) = unsafe { self.buffer.inner().api().call(&mut args) } {
             tracing::warn!(%error, "a buffer stays referenced");
         }

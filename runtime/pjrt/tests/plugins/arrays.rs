@@ -313,6 +313,17 @@ pub(crate) fn arrays_on_the_host_are_seen_in_place(which: Which) {
     let other = buffer.host_view().expect("a view").expect("as before");
     assert_eq!(other.as_ref().as_ptr(), view.as_ref().as_ptr());
     drop(view);
+    // Many at a time, from many threads: plugins count them without a lock.
+    std::thread::scope(|threads| {
+        for _ in 0..4 {
+            threads.spawn(|| {
+                for _ in 0..20_000 {
+                    let views = [(); 3].map(|()| buffer.host_view().expect("a view"));
+                    assert!(views.iter().all(Option::is_some));
+                }
+            });
+        }
+    });
     // The view keeps the array.
     drop(buffer);
     assert_eq!(other.as_ref(), bytes_of(&values));
