@@ -288,15 +288,20 @@ impl Engine {
     fn ready(&self, from: Process, key: Key) {
         let state = {
             let mut table = lock(&self.0.table);
-            match table.open.get(&key.launch).cloned() {
-                Some(state) => state,
-                None if table.outcomes.contains_key(&key.launch) => return,
-                None if table.early_count < EARLY => {
+            let outcome = table.outcomes.get(&key.launch).cloned();
+            match (table.open.get(&key.launch).cloned(), outcome) {
+                (Some(state), _) => state,
+                (None, Some(outcome)) => {
+                    drop(table);
+                    self.tell_again(from, key.launch, outcome);
+                    return;
+                }
+                (None, None) if table.early_count < EARLY => {
                     table.early.entry(key.launch).or_default().push((from, key));
                     table.early_count += 1;
                     return;
                 }
-                None => {
+                (None, None) => {
                     let failure = Failure::new(
                         Code::ResourceExhausted,
                         format!(

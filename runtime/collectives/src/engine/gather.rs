@@ -106,7 +106,9 @@ impl Engine {
             }
             return;
         }
-        if table.outcomes.contains_key(&number) {
+        if let Some(outcome) = table.outcomes.get(&number).cloned() {
+            drop(table);
+            self.tell_again(from, number, outcome);
             return;
         }
         if table.here_count < EARLY {
@@ -124,6 +126,14 @@ impl Engine {
         table.end(number, Some(failure.clone()));
         drop(table);
         let _ = self.0.transport.send(from, Message::Fail(number, failure));
+    }
+
+    /// Tells a process that goes on with a launch that has failed here. It was told before, but the connection to it may have
+    /// been lost then, and others have been made since.
+    pub(super) fn tell_again(&self, to: Process, number: u64, outcome: Option<Failure>) {
+        if let Some(failure) = outcome {
+            let _ = self.0.transport.send(to, Message::Fail(number, failure));
+        }
     }
 
     /// This process can start its part of a launch.

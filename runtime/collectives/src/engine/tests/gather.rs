@@ -108,3 +108,40 @@ fn who_waits_hears_of_a_lost_process() {
     world.run();
     assert_eq!(heard(&waiting), None);
 }
+
+/// The connection between the two was lost while one had the launch and the other had not, and has been made again.
+#[test]
+fn who_missed_word_of_a_failure_gets_it_again() {
+    let lost = Failure::new(Code::DataLoss, "the connection has ended");
+    for calls in [false, true] {
+        let mut world = World::new(2, 5);
+        let first = open(&world, 0, 7, &[0, 1]);
+        first.here();
+        world.run();
+        world.engines[0].lost(Process(1), &lost);
+        world.engines[1].lost(Process(0), &lost);
+        world.cut = vec![Process(0)];
+        world.run();
+        world.cut.clear();
+        world.engines[0].found(Process(1));
+        world.engines[1].found(Process(0));
+        let second = open(&world, 1, 7, &[0, 1]);
+        let waits = wait(&second);
+        if calls {
+            // Something asks for a piece, as a part would that has been started.
+            let key = crate::transport::Key {
+                launch: 7,
+                execution: 0,
+                op: 0,
+                lane: 0,
+                source: 0,
+                target: 1,
+            };
+            world.engines[0].receive(Process(1), Message::Ready(key));
+        } else {
+            second.here();
+        }
+        world.run();
+        assert_eq!(heard(&waits), Some(Err(lost.clone())), "calls: {calls}");
+    }
+}
