@@ -8,9 +8,9 @@
 //! A proxy that says goodbye gives its slices back. One whose stream broke without it keeps them for a lease, and goes on with
 //! its epoch when it is back by then; unless its workers, which served it, say that they do so no more: then it has died. After
 //! the lease it may still go on as long as no other proxy was given a slice of it. A resource manager that starts anew does not
-//! know who has what. Workers tell it which epoch they serve, and such slices wait for their proxy; and for its first lease it
-//! gives out only slices whose workers have all come and are new, and none once it has heard from anybody that it is not
-//! the first.
+//! know who has what. Workers tell it which epoch they serve, and such slices wait for their proxy; of two proxies that
+//! say that they had the same slices, the one with the greater epoch had them last. For its first lease it gives out only
+//! slices whose workers have all come and are new, and none once it has heard from anybody that it is not the first.
 
 mod text;
 
@@ -93,6 +93,8 @@ struct Entry {
     /// Zero for those that wait.
     epoch: u64,
     slices: Vec<u32>,
+    /// It says that it had them before: a resource manager before this one may have given them to another proxy since.
+    resumed: bool,
     /// Its workers have been seen to serve it.
     served: bool,
     /// Its stream broke, and until then it may come back.
@@ -147,10 +149,11 @@ impl Holds {
             return claim;
         }
         self.again |= wish.ticket != 0 || wish.resume != 0;
+        self.outdate(&wish, now);
         // Who has had its turn, and lost what it got, is last again.
         let ticket = match (wish.ticket, wish.resume) {
             (1.., 0) => wish.ticket,
-            _ => now.unix_ms.max(self.last_ticket.saturating_add(1)),
+            _ => self.last_place(now),
         };
         self.last_ticket = self.last_ticket.max(ticket);
         let mut entries = self.queue.iter();
@@ -161,6 +164,7 @@ impl Holds {
             ticket,
             epoch: 0,
             slices: Vec::new(),
+            resumed: false,
             served: false,
             broken: None,
         };
@@ -237,12 +241,19 @@ impl Holds {
         let served = view.last.values().copied().max();
         self.last_epoch = self.last_epoch.max(served.unwrap_or(0));
         self.end_broken(view, now);
+        self.end_outdated(view, now);
         self.renew(view, now);
         while let Some((next, resumed, slices)) = self.next(view, now) {
             let epoch = resumed.unwrap_or_else(|| self.next_epoch(now));
             self.last_epoch = self.last_epoch.max(epoch);
             self.give(next, epoch, slices);
+            self.queue[next].resumed = resumed.is_some();
         }
+    }
+
+    /// The ticket of one that comes behind all others.
+    fn last_place(&self, now: Now) -> u64 {
+        now.unix_ms.max(self.last_ticket.saturating_add(1))
     }
 
     fn next_epoch(&self, now: Now) -> u64 {
@@ -256,7 +267,51 @@ impl Holds {
         let entry = &mut self.queue[next];
         entry.epoch = epoch;
         entry.slices = slices;
+        entry.resumed = false;
         entry.served = false;
+    }
+
+    /// A proxy comes back with a newer epoch than another that was believed before it: that one has lost the slices to it.
+    fn outdate(&mut self, wish: &Wish, now: Now) {
+        let theirs = |slice: &u32| wish.slices.is_none() || wish.resume_slices.contains(slice);
+        let older = self.queue.iter().filter(|entry| {
+            entry.resumed && entry.epoch < wish.resume && entry.slices.iter().any(theirs)
+        });
+        let older = older.map(|entry| entry.claim).collect();
+        self.lose(older, now);
+    }
+
+    /// Proxies that were believed before their workers had come, which serve another that was given the slices later.
+    fn end_outdated(&mut self, view: &View, now: Now) {
+        let outdated = self.queue.iter().filter(|entry| {
+            let mut serve = entry.slices.iter().filter_map(|s| view.epochs.get(s));
+            let newer = |served: &u64| *served > entry.epoch && !self.ours.contains(served);
+            entry.resumed && serve.any(newer)
+        });
+        let outdated = outdated.map(|entry| entry.claim).collect();
+        self.lose(outdated, now);
+    }
+
+    /// They have nothing more, and wait behind all others.
+    fn lose(&mut self, claims: Vec<Claim>, now: Now) {
+        for claim in claims {
+            let position = self.queue.iter().position(|entry| entry.claim == claim);
+            let Some(mut entry) = position.and_then(|at| self.queue.remove(at)) else {
+                continue;
+            };
+            // As when a stream breaks that has nothing.
+            if entry.broken.is_some() {
+                continue;
+            }
+            entry.ticket = self.last_place(now);
+            self.last_ticket = entry.ticket;
+            entry.wish.resume = 0;
+            entry.epoch = 0;
+            entry.slices.clear();
+            entry.resumed = false;
+            entry.served = false;
+            self.queue.push_back(entry);
+        }
     }
 
     /// Ends the holds of proxies that have been away for too long, or have died.

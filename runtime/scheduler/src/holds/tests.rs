@@ -417,6 +417,59 @@ fn workers_that_have_served_more_are_served_anew() {
 }
 
 #[test]
+fn of_two_proxies_that_had_the_same_slices_the_later_one_has_them() {
+    // A resource manager of before gave the slices to a, then, when a had been away for too long, to b.
+    let anew = || Service {
+        view: View::default(),
+        ..Service::young(2)
+    };
+    let asks = |instance, name: &str, epoch| Wish {
+        ticket: epoch,
+        ..of(instance, all(name, epoch))
+    };
+    let (a, b) = (|| asks(1, "a", 1000), || asks(2, "b", 2000));
+    let workers = || View {
+        epochs: [(0, 2000), (1, 2000)].into(),
+        last: [(0, 2000), (1, 2000)].into(),
+        again: true,
+        ..whole(&[0, 1])
+    };
+    // Its workers come after a, and before b.
+    let mut manager = anew();
+    let old = manager.claim(a(), 1);
+    assert_eq!(manager.epoch(old), Some(1000), "nobody knows better");
+    let waits = manager.claim(asks(3, "waits", 0), 2);
+    manager.view = workers();
+    manager.grant(3);
+    assert_eq!((manager.epoch(old), manager.epoch(waits)), (None, None));
+    assert!(manager.text(old).ends_with("; place 2 in the queue"));
+    let new = manager.claim(b(), 4);
+    assert_eq!(manager.epoch(new), Some(2000));
+    // b comes before the workers.
+    let mut manager = anew();
+    let old = manager.claim(a(), 1);
+    let new = manager.claim(b(), 2);
+    assert_eq!((manager.epoch(old), manager.epoch(new)), (None, Some(2000)));
+    manager.view = workers();
+    manager.grant(3);
+    assert_eq!((manager.epoch(old), manager.epoch(new)), (None, Some(2000)));
+    // One whose stream has broken is out of the queue.
+    let mut manager = anew();
+    let old = manager.claim(a(), 1);
+    manager.broke(old, 2);
+    manager.view = workers();
+    manager.grant(3);
+    assert_eq!(manager.hold(old), None);
+    // What this resource manager has given is not taken back.
+    let mut manager = anew();
+    let given = manager.claim(asks(1, "a", 0), LEASE);
+    assert_eq!(manager.epoch(given), Some(LEASE));
+    let late = manager.claim(asks(2, "b", 2 * LEASE), LEASE + 1);
+    assert_eq!(manager.epoch(given), Some(LEASE));
+    assert_eq!(manager.epoch(late), None);
+}
+
+#[test]
 fn who_waits_is_told_for_what() {
     let mut service = Service::new(4);
     service.view = whole(&[0, 1, 2]);
