@@ -1,5 +1,6 @@
-//! Memory for bytes on their way, a chunk each, used again: what was touched a moment ago is in the processor's cache, and
-//! new memory has to be found and cleared by the system first.
+//! Memory for bytes on their way, of a chunk each used again: what was touched a moment ago is in the processor's cache, and
+//! new memory has to be found and cleared by the system first. Short ones have memory of their own length: what comes before its
+//! turn is kept, and there may be thousands of those.
 
 use crate::transport::CHUNK;
 use std::ops::{Deref, DerefMut};
@@ -13,11 +14,16 @@ const MOST_FREE: usize = 32;
 pub(crate) struct Pool(Arc<Mutex<Vec<Box<[u8]>>>>);
 
 impl Pool {
-    /// Memory of `len` bytes, of any value. What is longer than a chunk is not used again.
+    /// Memory of `len` bytes, of any value. It is used again if it is at least half of a chunk, and no longer than one.
     pub(crate) fn take(&self, len: usize) -> Scratch {
-        let free = (len <= CHUNK).then(|| self.free().pop()).flatten();
+        let memory = if (CHUNK / 2..=CHUNK).contains(&len) {
+            let free = self.free().pop();
+            free.unwrap_or_else(|| vec![0; CHUNK].into())
+        } else {
+            vec![0; len].into()
+        };
         Scratch {
-            memory: free.unwrap_or_else(|| vec![0; len.max(CHUNK)].into()),
+            memory,
             len,
             pool: self.clone(),
         }
@@ -37,7 +43,7 @@ impl Pool {
 
 /// Such memory.
 pub(crate) struct Scratch {
-    /// At least a chunk.
+    /// `len` bytes, or a chunk.
     memory: Box<[u8]>,
     len: usize,
     pool: Pool,
@@ -65,8 +71,11 @@ impl AsRef<[u8]> for Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
+        if self.memory.len() != CHUNK {
+            return;
+        }
         let mut free = self.pool.free();
-        if self.memory.len() == CHUNK && free.len() < MOST_FREE {
+        if free.len() < MOST_FREE {
             free.push(std::mem::take(&mut self.memory));
         }
     }
@@ -79,14 +88,25 @@ mod tests {
     #[test]
     fn memory_is_used_again_within_bounds() {
         let pool = Pool::default();
-        let first = pool.copy(&[1, 2, 3]);
-        assert_eq!(&first[..], [1, 2, 3]);
+        let first = pool.copy(&[7; CHUNK / 2]);
+        assert_eq!(&first[..], [7; CHUNK / 2]);
         let place = first.memory.as_ptr();
         drop(first);
         let again = pool.take(CHUNK);
         assert_eq!((again.memory.as_ptr(), again.len()), (place, CHUNK));
-        let many: Vec<_> = (0..2 * MOST_FREE).map(|_| pool.take(1)).collect();
+        let many: Vec<_> = (0..2 * MOST_FREE).map(|_| pool.take(CHUNK - 1)).collect();
         drop((many, again, pool.take(CHUNK + 1)));
         assert_eq!(pool.free().len(), MOST_FREE);
+    }
+
+    #[test]
+    fn short_ones_take_no_more_than_they_have() {
+        let pool = Pool::default();
+        drop(pool.take(CHUNK));
+        for len in [0, 1, 4, CHUNK / 2 - 1, CHUNK + 1] {
+            let scratch = pool.take(len);
+            assert_eq!((scratch.len(), scratch.memory.len()), (len, len));
+        }
+        assert_eq!(pool.free().len(), 1);
     }
 }
