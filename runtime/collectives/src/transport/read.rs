@@ -94,6 +94,9 @@ impl Source<'_> {
         ) -> Option<io::Result<usize>>,
     ) -> io::Result<usize> {
         loop {
+            // To wait for bytes that are there takes no part of the task's turn, and of a peer that sends without a pause they
+            // always are.
+            tokio::task::coop::consume_budget().await;
             self.stream.readable().await?;
             let (stream, head, have) = (self.stream, &mut self.head, &mut self.have);
             let mut read = |memory: &mut [u8]| {

@@ -5,6 +5,7 @@ use super::*;
 use crate::call::{Call, Code};
 use crate::engine::Engine;
 use crate::op::{Kind, Op, Operand, Reduction};
+use std::task::Poll;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -354,6 +355,39 @@ async fn bytes_for_one_who_reads_no_more_are_let_go_of_with_the_connection() {
     a.tcp.disconnect(Process(1));
     let waited = tokio::time::timeout(Duration::from_secs(30), is_gone).await;
     waited.expect("let go of").expect("dropped");
+}
+
+/// So that others on its thread have their turn, and the end of the connection is heard of.
+#[tokio::test]
+async fn the_reader_pauses_though_there_is_more() {
+    const FRAMES: usize = 1000;
+    let a = node(0, Config::default()).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let mut sender = TcpStream::connect(address).await.expect("it connects");
+    let (stream, _) = listener.accept().await.expect("a connection");
+    // Of a launch that is not open: bytes that nobody wants.
+    let key = Key {
+        launch: 9,
+        execution: 0,
+        op: 0,
+        lane: 0,
+        source: 1,
+        target: 0,
+    };
+    let mut frame = Head::Data(key, 0, 1).write().to_vec();
+    frame.push(1);
+    sender.write_all(&frame.repeat(FRAMES)).await.expect("sent");
+    let mut all = vec![0; FRAMES * frame.len()];
+    while stream.peek(&mut all).await.expect("it comes") < all.len() {
+        tokio::task::yield_now().await;
+    }
+    let (stream, _writer) = stream.into_split();
+    let mut reading = std::pin::pin!(super::read::read(&stream, Process(1), &a.engine));
+    let once = std::future::poll_fn(|context| Poll::Ready(reading.as_mut().poll(context)));
+    assert!(once.await.is_pending());
+    let left = stream.try_read(&mut all).expect("not all was read at once");
+    assert!(left < FRAMES * frame.len(), "nothing was read");
 }
 
 #[tokio::test]
