@@ -125,7 +125,8 @@ impl Cluster {
         let devices = self.check_devices(place, hello)?;
         let others = self.seats.iter().filter(|(other, _)| **other != place);
         let mates = others.filter_map(|(_, seat)| seat.live.as_ref());
-        for mate in mates.filter(|mate| mate.missed.is_none()) {
+        // Those that are missed too: a proxy may still use them.
+        for mate in mates {
             check_alike(&mate.hello, hello)?;
         }
         Ok(devices)

@@ -160,6 +160,10 @@ fn workers_that_cannot_run_each_others_programs_are_refused_naming_both() {
         text.contains(ours) && text.contains("waystation 9"),
         "{text}"
     );
+    // One that is missed may be back, and proxies may never have lost it.
+    assert!(cluster.miss(first, "its stream ended"));
+    let text = refusal(&mut cluster, with(1, "bbbb", "x86_64,avx2,amx", ours));
+    assert!(text.starts_with("wrong plugin build"), "{text}");
     // All of a cluster may be replaced by others, one after the other, when none of the old is left.
     cluster.leave(first, "replaced", false);
     cluster.join(with(1, "bbbb", "x86_64", ours)).unwrap();
