@@ -13,6 +13,7 @@ use waystation_proto::waystation::scheduler::{
 };
 
 pub(crate) use self::refusal::Refusal;
+use crate::holds::Says;
 
 /// Identifies one registration; a worker that comes back gets another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -290,6 +291,18 @@ impl Cluster {
     /// The greatest lease epochs that live workers have served, by slice.
     pub(crate) fn last_epochs(&self) -> BTreeMap<u32, u64> {
         self.greatest(|live| live.last_epoch)
+    }
+
+    /// What live workers say of their lease epochs.
+    pub(crate) fn says(&self) -> BTreeMap<Place, Says> {
+        let mut says = BTreeMap::new();
+        for (place, seat) in &self.seats {
+            if let Some(live) = &seat.live {
+                let (serves, last) = (live.lease_epoch, live.last_epoch);
+                says.insert(*place, Says { serves, last });
+            }
+        }
+        says
     }
 
     fn greatest(&self, of: impl Fn(&Live) -> u64) -> BTreeMap<u32, u64> {

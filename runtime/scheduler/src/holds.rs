@@ -19,6 +19,8 @@ use std::{
     time::Duration,
 };
 
+use crate::cluster::Place;
+
 /// One proxy's request, until it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Claim(u64);
@@ -63,8 +65,19 @@ pub(crate) struct View {
     pub(crate) epochs: BTreeMap<u32, u64>,
     /// The greatest epoch that they have ever served, where they have.
     pub(crate) last: BTreeMap<u32, u64>,
+    /// What the workers that are there say themselves.
+    pub(crate) workers: BTreeMap<Place, Says>,
     /// A worker has been with a resource manager before it came to this one.
     pub(crate) again: bool,
+}
+
+/// Epochs, 0 for none, as a worker says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Says {
+    /// What it serves.
+    pub(crate) serves: u64,
+    /// The greatest that it has served.
+    pub(crate) last: u64,
 }
 
 /// What a claim has.
@@ -95,8 +108,8 @@ struct Entry {
     slices: Vec<u32>,
     /// It says that it had them before: a resource manager before this one may have given them to another proxy since.
     resumed: bool,
-    /// Its workers have been seen to serve it.
-    served: bool,
+    /// Workers that have been seen to serve it.
+    served: BTreeSet<Place>,
     /// Its stream broke, and until then it may come back.
     broken: Option<Duration>,
 }
@@ -165,7 +178,7 @@ impl Holds {
             epoch: 0,
             slices: Vec::new(),
             resumed: false,
-            served: false,
+            served: BTreeSet::new(),
             broken: None,
         };
         self.queue.insert(behind.unwrap_or(self.queue.len()), entry);
@@ -268,7 +281,7 @@ impl Holds {
         entry.epoch = epoch;
         entry.slices = slices;
         entry.resumed = false;
-        entry.served = false;
+        entry.served.clear();
     }
 
     /// A proxy comes back with a newer epoch than another that was believed before it: that one has lost the slices to it.
@@ -309,7 +322,7 @@ impl Holds {
             entry.epoch = 0;
             entry.slices.clear();
             entry.resumed = false;
-            entry.served = false;
+            entry.served.clear();
             self.queue.push_back(entry);
         }
     }
@@ -317,10 +330,24 @@ impl Holds {
     /// Ends the holds of proxies that have been away for too long, or have died.
     fn end_broken(&mut self, view: &View, now: Now) {
         self.queue.retain_mut(|entry| {
-            let epochs = entry.slices.iter().filter_map(|s| view.epochs.get(s));
-            let serves = entry.epoch != 0 && epochs.into_iter().any(|e| *e == entry.epoch);
-            entry.served |= serves;
-            let died = entry.served && !serves;
+            let epoch = entry.epoch;
+            let serve = view.workers.iter().filter(|(place, says)| {
+                epoch != 0 && entry.slices.contains(&place.slice) && says.serves == epoch
+            });
+            entry.served.extend(serve.map(|(place, _)| *place));
+            // Those that went while the proxy was heard of have nothing to say of its end.
+            if entry.broken.is_none() {
+                let knows = |says: &Says| says.last >= epoch;
+                entry
+                    .served
+                    .retain(|p| view.workers.get(p).is_some_and(knows));
+            }
+            // One that is gone, and one that has come anew in its place, say nothing.
+            let ends = |place| {
+                let says = view.workers.get(place);
+                says.is_some_and(|says| says.last >= epoch && says.serves != epoch)
+            };
+            let died = !entry.served.is_empty() && entry.served.iter().all(ends);
             entry.broken.is_none_or(|until| now.up < until && !died)
         });
     }

@@ -45,6 +45,7 @@ impl Inner {
             whole: self.cluster.whole(),
             epochs: self.cluster.epochs(),
             last: self.cluster.last_epochs(),
+            workers: self.cluster.says(),
             again: self.cluster.again(),
         }
     }

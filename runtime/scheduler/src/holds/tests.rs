@@ -74,6 +74,23 @@ impl Service {
         self.holds.give_back(instance, &self.view, now);
     }
 
+    /// The only worker of each of these slices is there, serves an epoch, and has served another at most.
+    fn says(&mut self, workers: &[(u32, u64, u64)]) {
+        self.view.workers.clear();
+        self.view.epochs.clear();
+        self.view.last.clear();
+        for &(slice, serves, last) in workers {
+            let place = Place { slice, task: 0 };
+            self.view.workers.insert(place, Says { serves, last });
+            if serves != 0 {
+                self.view.epochs.insert(slice, serves);
+            }
+            if last != 0 {
+                self.view.last.insert(slice, last);
+            }
+        }
+    }
+
     /// Something has changed, or time has passed.
     fn grant(&mut self, now: u64) {
         let now = self.at(now);
@@ -310,14 +327,51 @@ fn a_proxy_whose_workers_serve_it_no_more_is_dead() {
     service.broke(a, 20_002);
     service.grant(20_003);
     assert_eq!(service.epoch(b), None);
-    service.view.epochs = [(0, 20_000), (1, 20_000)].into();
+    service.says(&[(0, 20_000, 20_000), (1, 20_000, 20_000)]);
     service.grant(20_004);
-    service.view.epochs.remove(&0);
+    service.says(&[(0, 0, 20_000), (1, 20_000, 20_000)]);
     service.grant(20_005);
     assert_eq!(service.epoch(b), None, "one still serves it");
-    service.view.epochs.clear();
+    service.says(&[(0, 0, 20_000)]);
     service.grant(20_006);
-    assert_eq!(service.epoch(b), Some(20_006));
+    assert_eq!(service.epoch(b), None, "one is gone, and does not say why");
+    service.says(&[(0, 0, 20_000), (1, 0, 0)]);
+    service.grant(20_007);
+    assert_eq!(service.epoch(b), None, "one is another, and knows nothing");
+    service.says(&[(0, 0, 20_000), (1, 0, 20_000)]);
+    service.grant(20_008);
+    assert_eq!(service.epoch(b), Some(20_008));
+}
+
+#[test]
+fn a_proxy_whose_workers_are_gone_keeps_its_slices_for_a_lease() {
+    let mut service = Service::young(1);
+    let a = service.claim(of(1, all("a", 0)), 20_000);
+    service.says(&[(0, 20_000, 20_000)]);
+    service.grant(20_001);
+    let b = service.claim(of(2, all("b", 0)), 20_002);
+    service.broke(a, 20_003);
+    service.says(&[]);
+    service.grant(20_004);
+    assert_eq!(service.epoch(b), None);
+    service.grant(20_003 + LEASE);
+    assert_eq!(service.epoch(b), Some(20_003 + LEASE));
+}
+
+#[test]
+fn workers_that_went_before_their_proxy_do_not_keep_its_slices() {
+    let mut service = Service::young(2);
+    let a = service.claim(of(1, all("a", 0)), 20_000);
+    let b = service.claim(of(2, all("b", 0)), 20_001);
+    service.says(&[(0, 20_000, 20_000), (1, 20_000, 20_000)]);
+    service.grant(20_002);
+    service.says(&[(0, 20_000, 20_000)]);
+    service.grant(20_003);
+    service.broke(a, 20_004);
+    assert_eq!(service.epoch(b), None);
+    service.says(&[(0, 0, 20_000)]);
+    service.grant(20_005);
+    assert_eq!(service.epoch(b), Some(20_005));
 }
 
 #[test]
