@@ -36,6 +36,9 @@ const MOST_EXECUTABLE_BYTES: u64 = 8 << 30;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long after one connection to a worker has broken another one may take to show that the worker has ended.
+const LAST_WORD: Duration = Duration::from_secs(1);
+
 /// Connections by address.
 #[derive(Debug)]
 pub(crate) struct Peers {
@@ -265,17 +268,32 @@ impl Peers {
             status::invalid(format!("the worker at {address} sent what is no ticket"))
         })?;
         let memory = std::mem::take(&mut slab.bytes);
-        tokio::select! {
-            biased;
-            fetched = self.connections.fetch(address, ticket, memory) => {
-                slab.bytes = fetched.map_err(|error| lost(&error))?;
-                Ok((slab, order))
-            }
-            // It stays open as long as the worker lives, and this end has not closed it.
-            ended = frames.message() => Err(match ended {
+        // It stays open as long as the worker lives, and this end has not closed it.
+        let ended = async {
+            match frames.message().await {
                 Err(error) => gone(&error),
                 Ok(_) => lost(&"it broke off"),
-            }),
+            }
+        };
+        tokio::pin!(ended);
+        let broken = tokio::select! {
+            biased;
+            fetched = self.connections.fetch(address, ticket, memory) => match fetched {
+                Ok(bytes) => {
+                    slab.bytes = bytes;
+                    return Ok((slab, order));
+                }
+                Err(error) => error,
+            },
+            gone = &mut ended => return Err(gone),
+        };
+        // Was it the worker, or that connection alone?
+        match tokio::time::timeout(LAST_WORD, ended).await {
+            Ok(gone) => Err(gone),
+            Err(_) => Err(status::of(
+                Code::Unavailable,
+                format!("an array of the worker at {address} did not come whole: {broken}"),
+            )),
         }
     }
 }
