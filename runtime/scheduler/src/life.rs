@@ -144,7 +144,9 @@ where
             biased;
             first_device_id = &mut order, if !ordered => {
                 ordered = true;
-                if orders.send(Ok(WorkerOrder { first_device_id })).await.is_err() {
+                let lease_ms = u32::try_from(lease.as_millis()).unwrap_or(u32::MAX);
+                let order = WorkerOrder { first_device_id, lease_ms };
+                if orders.send(Ok(order)).await.is_err() {
                     return Status::cancelled("its stream to the resource manager ended");
                 }
             }

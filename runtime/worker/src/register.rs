@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use waystation_pjrt::{Client, OptionValue};
 use waystation_proto::{
     waystation::scheduler::{
-        Beat, Hello, Leaving, WorkerInventory, WorkerReport,
+        Beat, Hello, Leaving, WorkerInventory, WorkerOrder, WorkerReport,
         resource_manager_client::ResourceManagerClient, worker_inventory, worker_report::Report,
     },
     xla::ifrt::{AttributeMapProto, attribute_map_proto},
@@ -18,6 +18,7 @@ use crate::{config::Simulated, lease::Epochs, peers};
 
 const BEAT: Duration = Duration::from_secs(1);
 const FIRST_RETRY: Duration = Duration::from_millis(100);
+/// Unless the lease is short: a worker must be back before it ends.
 const LAST_RETRY: Duration = Duration::from_secs(3);
 
 /// After this long without a word the resource manager is asked for one, and given as long again: a connection that broke
@@ -38,14 +39,16 @@ pub(crate) async fn stay_registered(
     numbered: impl Fn(i32),
 ) {
     let mut pause = FIRST_RETRY;
+    let mut last_retry = LAST_RETRY;
     while !stop.is_cancelled() {
         hello.lease_epoch = epochs.now();
         hello.last_epoch = epochs.last();
-        let mut ordered = false;
+        let mut ordered = None;
         let registered = register(&address, &hello, &epochs, &stop, &mut ordered, &numbered).await;
-        if ordered {
+        if let Some(order) = ordered {
             hello.again = true;
             pause = FIRST_RETRY;
+            last_retry = last_retry_of(&order);
         }
         match registered {
             Ok(()) => tracing::info!(
@@ -60,7 +63,14 @@ pub(crate) async fn stay_registered(
             () = stop.cancelled() => return,
             () = tokio::time::sleep(pause) => {}
         }
-        pause = (pause * 2).min(LAST_RETRY);
+        pause = (pause * 2).min(last_retry);
+    }
+}
+
+fn last_retry_of(order: &WorkerOrder) -> Duration {
+    match order.lease_ms {
+        0 => LAST_RETRY,
+        lease => LAST_RETRY.min(Duration::from_millis(lease.into()) / 8),
     }
 }
 
@@ -69,7 +79,7 @@ async fn register(
     hello: &Hello,
     epochs: &Epochs,
     stop: &CancellationToken,
-    ordered: &mut bool,
+    ordered: &mut Option<WorkerOrder>,
     numbered: &impl Fn(i32),
 ) -> Result<(), tonic::Status> {
     let connect = peers::endpoint(address)
@@ -121,9 +131,9 @@ async fn register(
             .await?
             .into_inner();
         while let Some(order) = orders.message().await? {
-            *ordered = true;
             tracing::info!(first_device_id = order.first_device_id, "registered");
             numbered(order.first_device_id);
+            *ordered = Some(order);
         }
         Ok(())
     };
@@ -222,4 +232,22 @@ fn attributes<'a>(
         );
     }
     map
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_tries_again_several_times_a_lease() {
+        let told = |lease_ms| {
+            last_retry_of(&WorkerOrder {
+                lease_ms,
+                ..WorkerOrder::default()
+            })
+        };
+        assert_eq!(told(60_000), LAST_RETRY);
+        assert_eq!(told(2_000), Duration::from_millis(250));
+        assert_eq!(told(0), LAST_RETRY);
+    }
 }

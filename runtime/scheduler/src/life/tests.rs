@@ -99,10 +99,11 @@ async fn the_order_waits_until_the_size_of_the_slices_before_it_is_known() {
         first.orders.recv().await.unwrap().unwrap().first_device_id,
         0
     );
-    assert_eq!(
-        second.orders.recv().await.unwrap().unwrap().first_device_id,
-        4
-    );
+    let told = WorkerOrder {
+        first_device_id: 4,
+        lease_ms: 10_000,
+    };
+    assert_eq!(second.orders.recv().await.unwrap().unwrap(), told);
 }
 
 #[tokio::test(start_paused = true)]
