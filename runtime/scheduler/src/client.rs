@@ -64,7 +64,8 @@ pub enum Error {
 }
 
 /// Asks the resource manager at `address` ("host:port") for its workers and keeps asking: the returned value is none
-/// until the first answer, then always the newest allotment.
+/// until something is known, then always the newest allotment. As long as none has come, or the last one had no workers, its
+/// `progress` also says why the resource manager cannot be asked.
 ///
 /// While the resource manager cannot be reached the last allotment stays in place: it is off the data path, and workers
 /// are used without it. After a reconnect the next allotment has the same epoch, or a greater one when another proxy had
@@ -88,7 +89,7 @@ pub fn watch(address: String, request: AllotRequest, shutdown: CancellationToken
             () = sender.closed() => true,
             () = follow(&address, &request, &sender) => false,
         };
-        if asked && sender.borrow().is_some() {
+        if asked && knows_us(sender.borrow().as_ref()) {
             // What was not heard ends with the lease.
             if let Ok(Err(error)) = timeout(GOODBYE, give_back(&address, request.instance)).await {
                 info!(error = chain(&error), "no goodbye to the resource manager");
@@ -105,6 +106,11 @@ pub struct Watch {
     pub allotments: watch::Receiver<Option<Allotment>>,
     /// Ends with the watch, after its goodbye.
     pub ended: tokio::task::JoinHandle<()>,
+}
+
+/// Whether a resource manager has answered: each answer has a ticket.
+fn knows_us(last: Option<&Allotment>) -> bool {
+    last.is_some_and(|last| last.ticket != 0)
 }
 
 async fn give_back(address: &str, instance: u64) -> Result<(), Error> {
@@ -256,6 +262,28 @@ fn chain(error: &dyn std::error::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn who_was_never_answered_says_no_goodbye() {
+        // Nobody listens on what a listener had that is gone.
+        let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = gone.local_addr().unwrap().to_string();
+        drop(gone);
+        let stop = CancellationToken::new();
+        let mut watch = watch(address.clone(), AllotRequest::default(), stop.clone());
+        watch.allotments.changed().await.unwrap();
+        let last = watch.allotments.borrow().clone();
+        let told = last.as_ref().map(|last| last.progress.as_str());
+        assert!(told.is_some_and(|told| told.contains(&address)), "{told:?}");
+        assert!(!knows_us(last.as_ref()));
+        let answered = Allotment {
+            ticket: 1,
+            ..Allotment::default()
+        };
+        assert!(knows_us(Some(&answered)) && !knows_us(None));
+        stop.cancel();
+        watch.ended.await.unwrap();
+    }
 
     #[test]
     fn a_proxy_tries_again_several_times_a_lease() {
