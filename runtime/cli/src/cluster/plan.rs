@@ -42,7 +42,7 @@ pub(crate) struct ClusterArgs {
     /// Slices that may be missing while the command runs
     #[arg(long = "num_elastic_slices", value_name = "N", default_value_t = 0)]
     pub(crate) num_elastic_slices: u32,
-    /// Seconds after which a silent worker counts as dead
+    /// Seconds after which a silent worker is missed, and after as many again lost; slices are kept for so long for a proxy that is not heard of
     #[arg(long = "lease_seconds", value_name = "SECONDS", default_value_t = waystation_scheduler::DEFAULT_LEASE.as_secs(),
           value_parser = clap::value_parser!(u64).range(2..=3600))]
     pub(crate) lease_seconds: u64,

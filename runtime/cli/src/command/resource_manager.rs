@@ -33,7 +33,7 @@ pub(crate) struct Args {
     /// Workers of each slice [default: the machines of --instance_type]; without either the first worker's --slice_tasks decides when not given
     #[arg(long = "workers", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) workers: Option<u32>,
-    /// Seconds after which a silent worker counts as dead
+    /// Seconds after which a silent worker is missed, and after as many again lost; slices are kept for so long for a proxy that is not heard of
     #[arg(long = "lease_seconds", value_name = "SECONDS", default_value_t = waystation_scheduler::DEFAULT_LEASE.as_secs(),
           value_parser = clap::value_parser!(u64).range(2..=3600))]
     pub(crate) lease_seconds: u64,
