@@ -10,6 +10,7 @@ mod tcp;
 mod tests;
 
 pub use hello::Secret;
+pub use strangers::{Stranger, Strangers};
 pub use tcp::{Config, Tcp};
 
 use crate::call::Failure;

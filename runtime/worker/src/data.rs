@@ -21,7 +21,7 @@ use std::{ops::Range, time::Duration};
 pub(crate) use self::{
     fetch::Connections,
     offers::Offers,
-    serve::{Strangers, serve},
+    serve::{serve, strangers},
 };
 
 /// What a connection begins with. Another protocol gets another number at its end.

@@ -1,7 +1,7 @@
 //! The connections that the worker's port takes: other workers' for large arrays (`crate::data`), and all others for gRPC. The
 //! first byte tells them apart, so that a worker needs no other port to be reached at than the one it is known by.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{io, net::IpAddr, sync::Arc, time::Duration};
 
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -9,8 +9,9 @@ use tokio::{
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use waystation_collectives::transport::Strangers;
 
-use crate::data::{self, Offers, Strangers};
+use crate::data::{self, Offers};
 
 /// How long a connection may take to send its first byte.
 const FIRST_BYTE: Duration = Duration::from_secs(20);
@@ -26,14 +27,15 @@ pub(crate) fn split(
 ) -> (ReceiverStream<io::Result<TcpStream>>, AbortOnDropHandle<()>) {
     let (calls, taken) = mpsc::channel(WAITING);
     let accept = async move {
-        let strangers = Strangers::default();
+        let strangers = data::strangers();
         let over = CancellationToken::new();
         let _end = over.clone().drop_guard();
         loop {
             match listener.accept().await {
-                Ok((stream, _)) => {
+                Ok((stream, address)) => {
                     let sort = sort(
                         stream,
+                        address.ip(),
                         calls.clone(),
                         Arc::clone(&offers),
                         strangers.clone(),
@@ -54,6 +56,7 @@ pub(crate) fn split(
 
 async fn sort(
     stream: TcpStream,
+    address: IpAddr,
     calls: mpsc::Sender<io::Result<TcpStream>>,
     offers: Arc<Offers>,
     strangers: Strangers,
@@ -64,7 +67,7 @@ async fn sort(
     let mut first = [0];
     match tokio::time::timeout(FIRST_BYTE, stream.peek(&mut first)).await {
         Ok(Ok(1)) if first[0] == data::GREETING[0] => {
-            data::serve(stream, &offers, &strangers).await;
+            data::serve(stream, &offers, strangers.admit(address)).await;
         }
         // gRPC says what it thinks of anything else. Without it, the worker is going down.
         Ok(Ok(1)) => drop(calls.send(Ok(stream)).await),

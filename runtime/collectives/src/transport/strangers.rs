@@ -8,7 +8,12 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
-pub(super) struct Strangers {
+/// The connections to a port that have not said hello. Clones share them.
+#[derive(Clone, Debug)]
+pub struct Strangers(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
     most: usize,
     most_of_address: usize,
     /// Oldest first.
@@ -16,26 +21,32 @@ pub(super) struct Strangers {
 }
 
 impl Strangers {
-    pub(super) fn new(most: usize, most_of_address: usize) -> Arc<Self> {
-        Arc::new(Self {
+    /// Room for `most` of them, and for `most_of_address` from one address.
+    #[must_use]
+    pub fn new(most: usize, most_of_address: usize) -> Self {
+        Self(Arc::new(Shared {
             most,
             most_of_address,
             silent: Mutex::default(),
-        })
+        }))
     }
 
     fn silent(&self) -> MutexGuard<'_, VecDeque<(IpAddr, Arc<Notify>)>> {
-        self.silent.lock().unwrap_or_else(PoisonError::into_inner)
+        let silent = self.0.silent.lock();
+        silent.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes room for one.
-    pub(super) fn admit(self: &Arc<Self>, address: IpAddr) -> Stranger {
+    #[must_use]
+    pub fn admit(&self, address: IpAddr) -> Stranger {
+        // The same machine's, by whichever kind of socket it came.
+        let address = address.to_canonical();
         let mut silent = self.silent();
         let of_address = silent.iter().filter(|(other, _)| *other == address).count();
-        let victim = if of_address >= self.most_of_address {
+        let victim = if of_address >= self.0.most_of_address {
             silent.iter().position(|(other, _)| *other == address)
         } else {
-            (silent.len() >= self.most).then_some(0)
+            (silent.len() >= self.0.most).then_some(0)
         };
         if let Some((_, displaced)) = victim.and_then(|victim| silent.remove(victim)) {
             displaced.notify_one();
@@ -43,21 +54,22 @@ impl Strangers {
         let displaced = Arc::new(Notify::new());
         silent.push_back((address, Arc::clone(&displaced)));
         Stranger {
-            strangers: Arc::clone(self),
+            strangers: self.clone(),
             displaced,
         }
     }
 }
 
 /// One that has been admitted, until it has said hello.
-pub(super) struct Stranger {
-    strangers: Arc<Strangers>,
+#[derive(Debug)]
+pub struct Stranger {
+    strangers: Strangers,
     displaced: Arc<Notify>,
 }
 
 impl Stranger {
     /// Waits until another one has taken its place.
-    pub(super) async fn displaced(&self) {
+    pub async fn displaced(&self) {
         self.displaced.notified().await;
     }
 }

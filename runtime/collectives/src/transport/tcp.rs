@@ -222,7 +222,7 @@ impl Tcp {
                 };
                 match accepted {
                     Ok((stream, address)) => {
-                        let stranger = strangers.admit(address.ip().to_canonical());
+                        let stranger = strangers.admit(address.ip());
                         tcp.spawn(tcp.clone().greet(stream, engine.clone(), stranger));
                         // So that it is heard before it may have to make room for others.
                         tokio::task::yield_now().await;

@@ -131,7 +131,9 @@ impl Peer {
             }
         }
         let mut stream = connect(&self.address).await?;
-        let read = ask(&mut stream, &request, &mut share).await?;
+        // At once: a connection that shows no ticket may have to make room for others.
+        let first = [&GREETING[..], &request].concat();
+        let read = ask(&mut stream, &first, &mut share).await?;
         self.rest(stream, share, read).await
     }
 
@@ -187,9 +189,8 @@ async fn read_some(stream: &mut TcpStream, missing: &mut [u8]) -> io::Result<usi
 
 async fn connect(address: &str) -> io::Result<TcpStream> {
     let connect = async {
-        let mut stream = TcpStream::connect(address).await?;
+        let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
-        stream.write_all(GREETING).await?;
         Ok(stream)
     };
     let connected = tokio::time::timeout(CONNECT_TIMEOUT, connect).await;

@@ -1,35 +1,32 @@
 //! The side that has the bytes.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{io, time::Duration};
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
-    sync::Semaphore,
 };
+use waystation_collectives::transport::{Stranger, Strangers};
 
 use super::{CHUNK_BYTES, GREETING, Offers, REQUEST_BYTES, STALL, asked, offers::Offer};
 
-/// How long a connection may take to show its first ticket, the wait for its turn included.
+/// How long a connection may take to show its first ticket.
 const HELLO: Duration = Duration::from_secs(10);
 /// How long one waits for the next request: longer than the other side keeps one that it does not use.
 const IDLE: Duration = Duration::from_secs(120);
-/// Connections that have shown no ticket, at a time.
+/// Connections that have shown no ticket, at a time; more take the place of the oldest.
 const STRANGERS: usize = 64;
+/// The same from one address.
+const STRANGERS_OF_ADDRESS: usize = 32;
 
-/// Turns of those who have shown no ticket.
-#[derive(Clone, Debug)]
-pub(crate) struct Strangers(Arc<Semaphore>);
-
-impl Default for Strangers {
-    fn default() -> Strangers {
-        Strangers(Arc::new(Semaphore::new(STRANGERS)))
-    }
+/// A port's connections that have shown no ticket; none yet.
+pub(crate) fn strangers() -> Strangers {
+    Strangers::new(STRANGERS, STRANGERS_OF_ADDRESS)
 }
 
 /// Answers what is asked over a connection that begins with the greeting, until it ends or asks for what is not there.
-pub(crate) async fn serve(mut stream: TcpStream, offers: &Offers, strangers: &Strangers) {
-    let error = match first(&mut stream, offers, strangers).await {
+pub(crate) async fn serve(mut stream: TcpStream, offers: &Offers, stranger: Stranger) {
+    let error = match first(&mut stream, offers, stranger).await {
         Ok(first) => answer(&mut stream, offers, first).await,
         Err(error) => Err(error),
     };
@@ -43,13 +40,9 @@ pub(crate) async fn serve(mut stream: TcpStream, offers: &Offers, strangers: &St
 /// What is asked for.
 type Asked = (Offer, std::ops::Range<usize>);
 
-async fn first(
-    stream: &mut TcpStream,
-    offers: &Offers,
-    strangers: &Strangers,
-) -> io::Result<Asked> {
+/// Takes the first request; `stranger` until then.
+async fn first(stream: &mut TcpStream, offers: &Offers, stranger: Stranger) -> io::Result<Asked> {
     let hello = async {
-        let _turn = strangers.0.acquire().await.map_err(io::Error::other)?;
         let mut greeting = [0; GREETING.len()];
         stream.read_exact(&mut greeting).await?;
         if greeting != *GREETING {
@@ -57,8 +50,13 @@ async fn first(
         }
         next(stream, offers).await
     };
-    let outcome = tokio::time::timeout(HELLO, hello).await;
-    outcome.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    tokio::select! {
+        // Who has shown a ticket by now is welcome all the same.
+        biased;
+        first = hello => first,
+        () = tokio::time::sleep(HELLO) => Err(io::ErrorKind::TimedOut.into()),
+        () = stranger.displaced() => Err(refused("it showed no ticket, and others came")),
+    }
 }
 
 async fn answer(

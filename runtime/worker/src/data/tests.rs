@@ -3,7 +3,8 @@ use std::{io, net::SocketAddr, ops::Range, sync::Arc};
 use bytes::Bytes;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
+    task::JoinSet,
 };
 use tokio_stream::StreamExt as _;
 use tokio_util::task::AbortOnDropHandle;
@@ -91,7 +92,7 @@ async fn transfers_come_whole_in_any_size_over_the_same_connections() {
 async fn many_transfers_come_at_the_same_time() {
     let port = Port::open().await;
     let connections = Arc::new(Connections::default());
-    let mut fetches = tokio::task::JoinSet::new();
+    let mut fetches = JoinSet::new();
     for number in 0..40 {
         let bytes = pattern(2 * MIB + number);
         let offered = port.offers.make(bytes.clone()).expect("a ticket");
@@ -141,6 +142,42 @@ async fn nothing_is_sent_to_strangers_or_beyond_the_end() {
     drop(offered);
     let answer = port.answer(&[GREETING, &ask(&ticket, 0..10)]).await;
     assert!(answer.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_show_no_ticket_hold_up_nobody() {
+    let port = Port::open().await;
+    let offered = port.offers.make(pattern(1000)).expect("a ticket");
+    let other = TcpSocket::new_v4().expect("a socket");
+    other
+        .bind(([127, 0, 0, 2], 0).into())
+        .expect("an address of its own");
+    let mut other = other.connect(port.address).await.expect("taken");
+    other.write_all(&GREETING[..1]).await.expect("sent");
+    let mut silent = JoinSet::new();
+    for _ in 0..200 {
+        let mut stream = TcpStream::connect(port.address).await.expect("taken");
+        stream.write_all(&GREETING[..1]).await.expect("sent");
+        silent.spawn(async move {
+            // A reset is an end, too.
+            let _ = stream.read(&mut [0]).await;
+        });
+    }
+    let request = request(&offered.ticket, &(10..20));
+    let mut good = TcpStream::connect(port.address).await.expect("taken");
+    good.write_all(&[&GREETING[..], &request].concat())
+        .await
+        .expect("sent");
+    let mut answer = [0; 10];
+    good.read_exact(&mut answer).await.expect("the range");
+    assert_eq!(answer, pattern(1000)[10..20]);
+    // Those who came last have taken the place of the others, and not that of another address.
+    for _ in 0..200 - 32 {
+        silent.join_next().await.expect("one").expect("no panic");
+    }
+    let rest = [&GREETING[1..], &request].concat();
+    other.write_all(&rest).await.expect("sent");
+    other.read_exact(&mut answer).await.expect("the range");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
