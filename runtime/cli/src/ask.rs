@@ -18,15 +18,15 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// called within a runtime.
 ///
 /// # Errors
-/// When there is no runtime to be had.
+/// When the resource manager refuses for good, or when there is no runtime to be had.
 pub(crate) fn status(
     manager: &str,
     parent_stdin: bool,
 ) -> Result<Option<SchedulerStatus>, Failure> {
     let mut status = None;
     lifetime::run(parent_stdin, async |stop| {
-        let ask = async || client::status(manager).await.map_err(|error| chain(&error));
-        status = until_answered(&stop, ask).await;
+        let ask = async || client::status(manager).await.map_err(Unanswered::from);
+        status = until_answered(&stop, ask).await?;
         Ok(())
     })?;
     Ok(status)
@@ -46,35 +46,97 @@ pub(crate) fn introduce(
     lifetime::run(parent_stdin, async |stop| {
         let ask = async || {
             let reply = client::introduce(manager, request.clone()).await;
-            let reply = reply.map_err(|error| chain(&error))?;
+            let reply = reply?;
             match lacks(&reply) {
                 None => Ok(reply),
-                Some(what) => Err(format!("not all hosts are known: waiting for {what}")),
+                Some(what) => Err(Unanswered::Yet(format!(
+                    "not all hosts are known: waiting for {what}"
+                ))),
             }
         };
-        answer = until_answered(&stop, ask).await;
+        answer = until_answered(&stop, ask).await?;
         Ok(())
     })?;
     Ok(answer)
 }
 
+/// Why there is no answer.
+enum Unanswered {
+    /// There may be one later.
+    Yet(String),
+    /// Asked again, the resource manager would say the same.
+    Refused(String),
+}
+
+impl From<client::Error> for Unanswered {
+    fn from(error: client::Error) -> Unanswered {
+        let text = chain(&error);
+        match error.is_final() {
+            true => Unanswered::Refused(text),
+            false => Unanswered::Yet(text),
+        }
+    }
+}
+
 async fn until_answered<T>(
     stop: &CancellationToken,
-    ask: impl AsyncFn() -> Result<T, String>,
-) -> Option<T> {
+    ask: impl AsyncFn() -> Result<T, Unanswered>,
+) -> Result<Option<T>, Failure> {
     let mut said = String::new();
     loop {
         match ask().await {
-            Ok(answer) => return Some(answer),
-            Err(error) if error != said => {
+            Ok(answer) => return Ok(Some(answer)),
+            Err(Unanswered::Refused(error)) => return Err(Failure::usage(error)),
+            Err(Unanswered::Yet(error)) if error != said => {
                 tracing::warn!(error, "what the slices are is not known yet, asking again");
                 said = error;
             }
-            Err(_) => {}
+            Err(Unanswered::Yet(_)) => {}
         }
         tokio::select! {
-            () = stop.cancelled() => return None,
+            () = stop.cancelled() => return Ok(None),
             () = tokio::time::sleep(PAUSE) => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_refusal_that_stays_ends_the_worker() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let manager = listener.local_addr().unwrap().to_string();
+        let config = waystation_scheduler::Config {
+            instance_type: Some("tpuv6e:2x2".parse().unwrap()),
+            ..waystation_scheduler::Config::new(listener)
+        };
+        let stop = CancellationToken::new();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let served = runtime.spawn(waystation_scheduler::serve(config, stop.clone()));
+        let asks = |request| introduce(&manager, request, false, |_| None);
+        let request = IntroduceRequest {
+            link_version: waystation_proto::LINK_VERSION,
+            slice: 9,
+            ..IntroduceRequest::default()
+        };
+        let refused = asks(request.clone()).expect_err("there is no such slice");
+        assert_eq!(refused.status, crate::error::USAGE);
+        assert!(refused.message.contains("no slice 9"), "{refused}");
+        let other = IntroduceRequest {
+            link_version: 0,
+            ..request
+        };
+        let refused = asks(other).expect_err("another link version");
+        assert!(refused.message.contains("link version 0"), "{refused}");
+        stop.cancel();
+        runtime.block_on(served).unwrap().unwrap();
     }
 }

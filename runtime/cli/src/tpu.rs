@@ -15,7 +15,7 @@ use crate::{anew::Change, ask, error::Failure, listen};
 /// meanwhile. Must not be called within a runtime.
 ///
 /// # Errors
-/// When there is no runtime to be had.
+/// When the resource manager refuses the worker for good, or when there is no runtime to be had.
 pub(crate) fn changes(
     manager: &str,
     slice: u32,
@@ -40,11 +40,11 @@ pub(crate) fn changes(
         jobset,
         replicated_job,
     };
+    let given = |name: &str| given(variable(name), name, head(manager));
     let answer = ask::introduce(manager, request, parent_stdin, |reply| {
-        lacks(reply, variable).then(|| reply.waiting_for.clone())
+        lacks(reply, given).then(|| reply.waiting_for.clone())
     })?;
-    let given = |name: &str| std::env::var(name).ok();
-    Ok(answer.map(|reply| missing(reply, given, head(manager))))
+    Ok(answer.map(|reply| missing(reply, given)))
 }
 
 /// The address without its port, an IPv6 one in brackets.
@@ -60,29 +60,27 @@ fn head(manager: &str) -> &str {
     manager.rsplit_once(':').map_or(manager, |(host, _)| host)
 }
 
-/// Whether a variable is lacking that the environment does not have either.
-fn lacks(reply: &IntroduceReply, variable: impl Fn(&str) -> Option<String>) -> bool {
-    let mut lacking = reply.lacking.iter();
-    lacking.any(|name| variable(name).is_none())
+/// What the environment says that stays. An empty value says nothing, nor does a coordinator of Megascale that is `head`:
+/// Pathways' JobSets name that, where Pathways' own resource manager is one; ours is not.
+fn given(value: Option<String>, name: &str, head: &str) -> Option<String> {
+    value.filter(|value| !value.is_empty() && (name != MEGASCALE_COORDINATOR || value != head))
 }
 
-/// What is to be set: what the environment says stays. But for a coordinator of Megascale that is `head`: Pathways' JobSets name
-/// that, where Pathways' own resource manager is one; ours is not.
-fn missing(
-    reply: IntroduceReply,
-    variable: impl Fn(&str) -> Option<String>,
-    head: &str,
-) -> Vec<Change> {
-    let wanted = |name: &str, value: &str| match variable(name) {
-        None => true,
-        Some(given) => name == MEGASCALE_COORDINATOR && given == head && given != value,
-    };
+/// Whether a variable is lacking that is not given either.
+fn lacks(reply: &IntroduceReply, given: impl Fn(&str) -> Option<String>) -> bool {
+    let mut lacking = reply.lacking.iter();
+    lacking.any(|name| given(name).is_none())
+}
+
+/// What is to be set: what is not given.
+fn missing(reply: IntroduceReply, given: impl Fn(&str) -> Option<String>) -> Vec<Change> {
     // Others than these are not for the resource manager to set.
     let known = |name: &str| TPU_VARIABLES.into_iter().find(|known| *known == name);
     let variables = reply.variables.into_iter();
     let changes = variables.filter_map(|variable| {
         let name = known(&variable.name)?;
-        wanted(name, &variable.value).then(|| (name, Some(variable.value.into())))
+        let is_given = given(name).is_some();
+        (!is_given).then(|| (name, Some(variable.value.into())))
     });
     changes.collect()
 }
@@ -105,6 +103,16 @@ mod tests {
         }
     }
 
+    /// That of a worker whose resource manager is "train-head".
+    fn environment(variables: &[(&str, &str)]) -> impl Fn(&str) -> Option<String> {
+        let variable = |name: &str| {
+            let mut variables = variables.iter();
+            let found = variables.find(|(known, _)| *known == name);
+            found.map(|(_, value)| (*value).to_owned())
+        };
+        move |name| given(variable(name), name, head("train-head:29001"))
+    }
+
     fn changed(given: &[(&str, &str)]) -> Vec<String> {
         let all = [
             ("TPU_WORKER_ID", "1"),
@@ -112,12 +120,7 @@ mod tests {
             ("MEGASCALE_COORDINATOR_ADDRESS", "first"),
             ("LD_PRELOAD", "evil"),
         ];
-        let variable = |name: &str| {
-            let mut given = given.iter();
-            let given = given.find(|(known, _)| *known == name);
-            given.map(|(_, value)| (*value).to_owned())
-        };
-        let changes = missing(reply(&all, &[]), variable, head("train-head:29001"));
+        let changes = missing(reply(&all, &[]), environment(given));
         let text = |(name, value): Change| {
             let value = value.expect("set").into_string().expect("text");
             format!("{name}={value}")
@@ -135,6 +138,7 @@ mod tests {
             changed(&[("MEGASCALE_NUM_SLICES", "3")]),
             ["TPU_WORKER_ID=1", &own]
         );
+        assert_eq!(changed(&[("MEGASCALE_NUM_SLICES", "")]), all);
         assert_eq!(changed(&[(coordinator, "train-head")]), all);
         assert_eq!(changed(&[(coordinator, "another")]), all[..2]);
         assert_eq!(changed(&[(coordinator, "first")]), all[..2]);
@@ -146,6 +150,15 @@ mod tests {
         assert!(lacks(&reply, |_| None));
         let given = |name: &str| (name == "TPU_WORKER_HOSTNAMES").then(|| "a,b".to_owned());
         assert!(!lacks(&reply, given));
+        assert!(lacks(&reply, environment(&[("TPU_WORKER_HOSTNAMES", "")])));
+    }
+
+    #[test]
+    fn the_coordinator_that_replaces_the_head_is_waited_for() {
+        let coordinator = "MEGASCALE_COORDINATOR_ADDRESS";
+        let reply = reply(&[], &[coordinator]);
+        assert!(lacks(&reply, environment(&[(coordinator, "train-head")])));
+        assert!(!lacks(&reply, environment(&[(coordinator, "another")])));
     }
 
     #[test]

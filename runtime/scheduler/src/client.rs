@@ -8,7 +8,7 @@ use std::{
 use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::{
-    Status,
+    Code, Status,
     transport::{Channel, Endpoint},
 };
 use tracing::{info, warn};
@@ -142,6 +142,20 @@ pub async fn introduce(address: &str, request: IntroduceRequest) -> Result<Intro
     Ok(answer
         .map_err(|status| refused(address, status))?
         .into_inner())
+}
+
+impl Error {
+    /// Whether the same question would get the same answer: what was said is wrong, or of another release.
+    #[must_use]
+    pub fn is_final(&self) -> bool {
+        let Error::Refused { status, .. } = self else {
+            return false;
+        };
+        matches!(
+            status.code(),
+            Code::InvalidArgument | Code::FailedPrecondition | Code::Unimplemented
+        )
+    }
 }
 
 /// Returns only when the address is of no use.

@@ -72,6 +72,14 @@ struct Seat {
     leaving: bool,
 }
 
+/// What a worker has said of its host.
+#[derive(Debug)]
+struct Introduced {
+    host: String,
+    /// Whose it is, once that one has registered.
+    member: Option<Member>,
+}
+
 /// All places of a cluster.
 #[derive(Debug)]
 pub(crate) struct Cluster {
@@ -83,7 +91,7 @@ pub(crate) struct Cluster {
     devices: BTreeMap<u32, u32>,
     seats: BTreeMap<Place, Seat>,
     /// The hosts of workers that have introduced themselves; they may not have registered yet.
-    hosts: BTreeMap<Place, String>,
+    hosts: BTreeMap<Place, Introduced>,
     /// A worker has been with a resource manager before it came to this one.
     again: bool,
     next_member: u64,
@@ -113,13 +121,13 @@ impl Cluster {
 
     /// A worker says under which name others reach it, before it can register. The caller has looked at its place.
     pub(crate) fn introduce(&mut self, place: Place, host: String) {
-        self.hosts.insert(place, host);
+        self.hosts.insert(place, Introduced { host, member: None });
     }
 
     /// The name under which others reach a worker that has introduced itself, or registered.
     pub(crate) fn host(&self, place: Place) -> Host<'_> {
-        if let Some(host) = self.hosts.get(&place) {
-            return Host::Introduced(host);
+        if let Some(introduced) = self.hosts.get(&place) {
+            return Host::Introduced(&introduced.host);
         }
         let live = self.seats.get(&place).and_then(|seat| seat.live.as_ref());
         let address = live.map(|live| live.hello.address.as_str());
@@ -153,6 +161,9 @@ impl Cluster {
             }),
         };
         self.seats.insert(place, seat);
+        if let Some(introduced) = self.hosts.get_mut(&place) {
+            introduced.member = Some(member);
+        }
         Ok(member)
     }
 
@@ -165,8 +176,11 @@ impl Cluster {
         is_there.is_some()
     }
 
-    /// Frees the member's place; `leaving`: as it has said itself. False for a member that has left already.
+    /// Frees the member's place, and forgets its host, unless another worker has introduced itself there meanwhile. `leaving`: as
+    /// it has said itself. False for a member that has left already.
     pub(crate) fn leave(&mut self, member: Member, reason: &str, leaving: bool) -> bool {
+        self.hosts
+            .retain(|_, introduced| introduced.member != Some(member));
         for seat in self.seats.values_mut() {
             if seat.live.take_if(|live| live.member == member).is_some() {
                 reason.clone_into(&mut seat.reason);

@@ -326,3 +326,25 @@ fn another_worker_may_take_the_place_of_one_that_is_missed() {
     assert!(!cluster.leave(first, "late", false));
     assert_eq!(presence(&cluster), Presence::Here);
 }
+
+#[test]
+fn the_host_of_a_worker_that_is_gone_is_forgotten() {
+    let place = Place { slice: 0, task: 0 };
+    let mut cluster = Cluster::new(1, Some(1), None);
+    cluster.introduce(place, "first".to_owned());
+    let first = cluster.join(hello(0, 0, 1, 4)).unwrap();
+    // Its stream may come again, without an introduction.
+    assert!(cluster.miss(first, "silent"));
+    let again = cluster.join(hello(0, 0, 1, 4)).unwrap();
+    assert!(!cluster.leave(first, "silent", false));
+    assert_eq!(cluster.host(place), Host::Introduced("first"));
+    assert!(cluster.leave(again, "silent", false));
+    assert_eq!(cluster.host(place), Host::Unknown);
+
+    cluster.introduce(place, "second".to_owned());
+    let second = cluster.join(hello(0, 0, 1, 4)).unwrap();
+    // The next one may be there before the lease of this one is over.
+    cluster.introduce(place, "third".to_owned());
+    assert!(cluster.leave(second, "silent", false));
+    assert_eq!(cluster.host(place), Host::Introduced("third"));
+}
