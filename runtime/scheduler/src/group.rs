@@ -80,12 +80,24 @@ pub(crate) enum StoreError {
     Full(String),
 }
 
+/// What there is of a key.
+#[derive(Debug)]
+pub(crate) struct Look {
+    pub(crate) value: Option<bytes::Bytes>,
+    /// Not when a worker that has yet to come back may have put it.
+    pub(crate) is_whole: bool,
+    /// Of what is put after this.
+    pub(crate) news: watch::Receiver<u64>,
+}
+
 #[derive(Debug)]
 struct Seat {
     /// Tells a worker that came back from its earlier stream.
     serial: u64,
     here: bool,
     address: String,
+    /// It has named the group: it had heard that it had formed.
+    knows: bool,
 }
 
 #[derive(Debug)]
@@ -111,8 +123,8 @@ impl Group {
         }
     }
 
-    /// Whether a worker may go on with this group, or end it by being a new one.
-    fn admits(&self, who: &Candidate) -> Result<(), Refusal> {
+    /// Whether a worker of a slice of `nodes`, as it says, may go on with this group, or end it by being a new one.
+    fn admits(&self, who: &Candidate, nodes: u32) -> Result<(), Refusal> {
         if who.resume == self.id {
             return Ok(());
         }
@@ -122,15 +134,36 @@ impl Group {
                 who.slice, who.resume
             )));
         }
-        match self.seats.get(&who.task) {
-            // Two workers of one place must not end each other's groups in turn.
-            Some(seat) if seat.here => Err(Refusal::Taken {
+        // Two workers of one place, or of two minds about the slice, must not end each other's groups in turn.
+        let seat = self.seats.get(&who.task);
+        if let Some(seat) = seat.filter(|seat| seat.here) {
+            return Err(Refusal::Taken {
                 slice: who.slice,
                 task: who.task,
                 address: seat.address.clone(),
-            }),
+            });
+        }
+        let mut others = self.seats.values().filter(|seat| seat.here);
+        match others.next() {
+            Some(other) if nodes != self.nodes => Err(Refusal::Wrong(format!(
+                "the worker says that its slice has {nodes} worker(s), and the one at {} that it has {} (--slice_tasks)",
+                other.address, self.nodes
+            ))),
             _ => Ok(()),
         }
+    }
+
+    /// Whether this is a worker of the group whose stream broke before it heard that the group had formed. One that starts anew at
+    /// the same address is as good, since nobody has heard of the one before.
+    fn awaits(&self, who: &Candidate) -> bool {
+        let seat = self.seats.get(&who.task);
+        seat.is_some_and(|seat| !seat.knows && seat.address == who.address)
+            && !self.store.has_of(who.task)
+    }
+
+    /// All its workers have come, or have come back: what the store does not have nobody has put.
+    fn is_whole(&self) -> bool {
+        u32::try_from(self.seats.len()) == Ok(self.nodes)
     }
 
     fn is_formed(&self) -> bool {
@@ -194,12 +227,14 @@ impl Groups {
         let mut inner = self.lock();
         let inner = &mut *inner;
         if let Some(known) = inner.groups.get(&who.slice) {
-            known.admits(&who)?;
+            known.admits(&who, nodes)?;
         }
         let known = inner.groups.remove(&who.slice);
         let group = match known {
             Some(group) if who.resume == group.id => group,
-            Some(group) if !group.is_formed() && group.nodes == nodes => group,
+            Some(group) if group.nodes == nodes && (!group.is_formed() || group.awaits(&who)) => {
+                group
+            }
             Some(group) => {
                 group.end(format!(
                     "its task {} has started anew, at {}",
@@ -221,9 +256,10 @@ impl Groups {
                 serial: inner.last_serial,
                 here: true,
                 address: who.address,
+                knows: who.resume != 0,
             },
         );
-        if u32::try_from(group.seats.len()) == Ok(group.nodes) {
+        if group.is_whole() {
             group.phase.send_if_modified(|phase| {
                 let forms = *phase == Phase::Gathering;
                 if forms {
@@ -307,9 +343,8 @@ impl Groups {
     /// Ends a group that its workers have brought back, and not all of them.
     pub(crate) fn expire_incomplete(&self, id: u64) -> bool {
         let mut inner = self.lock();
-        let incomplete = |group: &Group| u32::try_from(group.seats.len()) != Ok(group.nodes);
         let mut groups = inner.groups.iter();
-        let found = groups.find(|(_, group)| group.id == id && incomplete(group));
+        let found = groups.find(|(_, group)| group.id == id && !group.is_whole());
         let Some(slice) = found.map(|(slice, _)| *slice) else {
             return false;
         };
@@ -339,15 +374,15 @@ impl Groups {
         Ok(())
     }
 
-    /// The value of a key, and a signal of what is put after this.
-    pub(crate) fn get(
-        &self,
-        id: u64,
-        key: &[u8],
-    ) -> Result<(Option<bytes::Bytes>, watch::Receiver<u64>), StoreError> {
+    /// Looks for the value of a key.
+    pub(crate) fn get(&self, id: u64, key: &[u8]) -> Result<Look, StoreError> {
         let mut inner = self.lock();
         let group = inner.group(id)?;
-        Ok((group.store.get(key), group.news.subscribe()))
+        Ok(Look {
+            value: group.store.get(key)?,
+            is_whole: group.is_whole(),
+            news: group.news.subscribe(),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {

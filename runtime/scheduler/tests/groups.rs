@@ -44,10 +44,15 @@ impl Manager {
 }
 
 async fn gather(client: &mut GroupsClient<Channel>, task: u32) -> Streaming<Gathered> {
+    comes(client, task, 0).await
+}
+
+async fn comes(client: &mut GroupsClient<Channel>, task: u32, resume: u64) -> Streaming<Gathered> {
     let request = GatherRequest {
         link_version: waystation_proto::LINK_VERSION,
         task,
         address: format!("host{task}:1"),
+        resume,
         ..GatherRequest::default()
     };
     client.gather(request).await.expect("admitted").into_inner()
@@ -110,7 +115,31 @@ async fn workers_tell_each_other_values() {
     let huge = vec![0; (16 << 20) + 1];
     let huge = one.put(put(group, "huge", &huge, 4)).await;
     assert_eq!(huge.expect_err("bounded").code(), Code::ResourceExhausted);
+    let long = "k".repeat((64 << 10) + 1);
+    let long = one.get(get(group, &long, 60_000)).await;
+    assert_eq!(long.expect_err("bounded").code(), Code::ResourceExhausted);
     drop((first, second, one, two));
+    manager.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_value_of_a_worker_that_has_yet_to_come_back_is_not_said_to_be_absent() {
+    let manager = manager(Duration::from_secs(10));
+    let mut client = manager.dial().await;
+    let mut first = comes(&mut client, 0, 7).await;
+    assert_eq!(gathered(&mut first).await, 7);
+    for wait_ms in [0, 20] {
+        let unknown = client.get(get(7, "topology/1", wait_ms)).await;
+        let unknown = unknown.expect_err("its worker may have put it");
+        assert_eq!(unknown.code(), Code::Unavailable);
+    }
+    client.put(put(7, "own", b"v", 1)).await.expect("stored");
+    let own = client.get(get(7, "own", 0)).await.expect("asked");
+    assert_eq!(own.into_inner().value.as_deref(), Some(&b"v"[..]));
+    let second = comes(&mut client, 1, 7).await;
+    let absent = client.get(get(7, "topology/1", 0)).await.expect("asked");
+    assert_eq!(absent.into_inner().value, None);
+    drop((first, second, client));
     manager.end().await;
 }
 

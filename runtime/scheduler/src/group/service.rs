@@ -6,6 +6,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use bytes::Bytes;
 use futures::{Stream, stream};
 use tokio::{
     sync::{Semaphore, watch},
@@ -24,8 +25,11 @@ use super::{Candidate, Entry, Groups, Member, Phase, Refusal, StoreError};
 /// A request for a value is answered after so long; who waits longer asks again.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
-/// Requests that wait for a value at a time. Each worker asks for all others' at once.
-const WAITING: usize = 1 << 16;
+/// Of all requests that wait for a value: 65,536 with short keys. Each worker asks for all others' at once.
+const WAITING_BYTES: usize = 256 << 20;
+
+/// What one takes beside its key.
+const WAITING_EACH_BYTES: u32 = 4 << 10;
 
 /// Longest address kept; it is shown to others.
 const MAX_ADDRESS_CHARS: usize = 256;
@@ -39,6 +43,7 @@ pub(crate) struct Service {
     groups: Arc<Groups>,
     /// How long a worker whose stream broke may take to come back.
     lease: Duration,
+    /// Bytes that requests that wait may yet take.
     waiting: Semaphore,
     stop: CancellationToken,
     tasks: TaskTracker,
@@ -54,7 +59,7 @@ impl Service {
         Service {
             groups,
             lease,
-            waiting: Semaphore::new(WAITING),
+            waiting: Semaphore::new(WAITING_BYTES),
             stop,
             tasks,
         }
@@ -201,31 +206,41 @@ impl groups_server::Groups for Service {
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetReply>, Status> {
         let GetRequest {
             group,
-            key,
+            mut key,
             wait_ms,
         } = request.into_inner();
         let wait = Duration::from_millis(wait_ms.into()).min(LONGEST_WAIT);
         let deadline = Instant::now() + wait;
         let mut place = None;
         loop {
-            let (value, mut news) = self.groups.get(group, &key).map_err(unable)?;
-            if value.is_some() || wait.is_zero() {
-                return Ok(Response::new(GetReply { value }));
+            let look = self.groups.get(group, &key).map_err(unable)?;
+            let late = Instant::now() >= deadline;
+            match look.value {
+                None if late && !look.is_whole => {
+                    return Err(Status::unavailable(
+                        "nobody has put the key, but not all workers of the group have come back yet",
+                    ));
+                }
+                None if !late => {}
+                value => return Ok(Response::new(GetReply { value })),
             }
             if place.is_none() {
-                let taken = self.waiting.try_acquire();
+                let bytes = u32::try_from(key.len()).unwrap_or(u32::MAX);
+                let bytes = bytes.saturating_add(WAITING_EACH_BYTES);
+                let taken = self.waiting.try_acquire_many(bytes);
                 place = Some(taken.map_err(|_| {
                     Status::resource_exhausted("too many requests wait for values of groups")
                 })?);
+                // The message that it came in may be larger.
+                key = Bytes::copy_from_slice(&key);
             }
+            let mut news = look.news;
             tokio::select! {
                 () = self.stop.cancelled() => {
                     return Err(Status::unavailable("the resource manager is shutting down"));
                 }
-                // An end of the group is found above.
-                changed = timeout_at(deadline, news.changed()) => if changed.is_err() {
-                    return Ok(Response::new(GetReply { value: None }));
-                },
+                // Time that is up and an end of the group are found above.
+                _ = timeout_at(deadline, news.changed()) => {}
             }
         }
     }

@@ -41,13 +41,8 @@ impl Store {
                 Err(StoreError::Exists)
             };
         }
+        check(key)?;
         let full = |what: String| Err(StoreError::Full(what));
-        if key.len() > MAX_KEY_BYTES {
-            return full(format!(
-                "a key of {} bytes; at most {MAX_KEY_BYTES} are kept",
-                key.len()
-            ));
-        }
         if entry.value.len() > MAX_VALUE_BYTES {
             return full(format!(
                 "a value of {} bytes; at most {MAX_VALUE_BYTES} are kept",
@@ -67,9 +62,27 @@ impl Store {
         Ok(())
     }
 
-    pub(crate) fn get(&self, key: &[u8]) -> Option<Bytes> {
-        self.entries.get(key).map(|entry| entry.value.clone())
+    /// The value of a key that may have one.
+    pub(crate) fn get(&self, key: &[u8]) -> Result<Option<Bytes>, StoreError> {
+        check(key)?;
+        Ok(self.entries.get(key).map(|entry| entry.value.clone()))
     }
+
+    /// Whether a worker has put anything.
+    pub(crate) fn has_of(&self, task: u32) -> bool {
+        self.entries.values().any(|entry| entry.task == task)
+    }
+}
+
+/// Whether a key may be kept, and waited for.
+fn check(key: &[u8]) -> Result<(), StoreError> {
+    if key.len() > MAX_KEY_BYTES {
+        return Err(StoreError::Full(format!(
+            "a key of {} bytes; at most {MAX_KEY_BYTES} are kept",
+            key.len()
+        )));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -87,19 +100,21 @@ mod tests {
     #[test]
     fn a_key_has_one_value() {
         let mut store = Store::default();
-        assert_eq!(store.get(b"k"), None);
+        assert_eq!(store.get(b"k"), Ok(None));
         store.put(b"k", entry(b"v", 1)).expect("the first");
         store.put(b"k", entry(b"v", 1)).expect("the same again");
         assert_eq!(store.put(b"k", entry(b"v", 2)), Err(StoreError::Exists));
         assert_eq!(store.put(b"k", entry(b"w", 1)), Err(StoreError::Exists));
-        assert_eq!(store.get(b"k").as_deref(), Some(&b"v"[..]));
+        assert_eq!(store.get(b"k"), Ok(Some(Bytes::from_static(b"v"))));
     }
 
     #[test]
     fn nothing_grows_without_bound() {
         let mut store = Store::default();
         let full = |outcome| matches!(outcome, Err(StoreError::Full(_)));
-        assert!(full(store.put(&vec![0; MAX_KEY_BYTES + 1], entry(b"", 0))));
+        let long = vec![0; MAX_KEY_BYTES + 1];
+        assert!(full(store.put(&long, entry(b"", 0))));
+        assert!(full(store.get(&long).map(|_| ())), "nor is it waited for");
         let large = entry(&vec![0; MAX_VALUE_BYTES + 1], 0);
         assert!(full(store.put(b"large", large)));
         let large = entry(&vec![0; MAX_VALUE_BYTES], 0);
@@ -108,13 +123,13 @@ mod tests {
             fit += 1;
         }
         assert_eq!(fit, MAX_BYTES / MAX_VALUE_BYTES - 1, "keys count too");
-        assert_eq!(store.get(&fit.to_le_bytes()), None);
+        assert_eq!(store.get(&fit.to_le_bytes()), Ok(None));
 
         let mut store = Store::default();
         for key in 0..MAX_KEYS {
             store.put(&key.to_le_bytes(), entry(b"", 0)).expect("room");
         }
         assert!(full(store.put(b"one more", entry(b"", 0))));
-        assert_eq!(store.get(b"one more"), None);
+        assert_eq!(store.get(b"one more"), Ok(None));
     }
 }

@@ -50,10 +50,10 @@ fn a_group_forms_when_all_have_come() {
     groups
         .put(first.id, b"k", entry(b"v", 1, 1))
         .expect("the first");
-    let (value, _) = groups.get(second.id, b"k").expect("the group is there");
-    assert_eq!(value.as_deref(), Some(&b"v"[..]));
-    let (value, _) = groups.get(other.id, b"k").expect("the group is there");
-    assert_eq!(value, None);
+    let look = groups.get(second.id, b"k").expect("the group is there");
+    assert_eq!(look.value.as_deref(), Some(&b"v"[..]));
+    let look = groups.get(other.id, b"k").expect("the group is there");
+    assert_eq!(look.value, None);
 }
 
 #[test]
@@ -96,7 +96,9 @@ fn a_group_ends_with_a_worker_and_takes_its_store_along() {
     groups
         .put(first.id, b"k", entry(b"v", 0, 1))
         .expect("the first");
-    let (_, mut news) = groups.get(first.id, b"other").expect("it is there");
+    let look = groups.get(first.id, b"other").expect("it is there");
+    let (mut news, is_whole) = (look.news, look.is_whole);
+    assert!(is_whole);
     let absent = second.leave().expect("it had formed");
     assert_eq!(phase(&first), Phase::Formed, "it may come back");
     assert_eq!(groups.expire(&absent), Some(first.id));
@@ -113,7 +115,8 @@ fn a_group_ends_with_a_worker_and_takes_its_store_along() {
     // The next one has nothing of it.
     let third = join(&groups, 0, 1, 0);
     assert!(third.id > first.id);
-    assert_eq!(groups.get(third.id, b"k").expect("it is there").0, None);
+    let look = groups.get(third.id, b"k").expect("it is there");
+    assert_eq!(look.value, None);
     let refused = groups.join(worker(0, 0, first.id), 1000).expect_err("old");
     assert!(matches!(refused, Refusal::Gone(_)), "{refused}");
 }
@@ -136,6 +139,9 @@ fn a_worker_that_comes_back_in_time_is_not_missed() {
 fn a_worker_that_starts_anew_ends_the_group_at_once() {
     let groups = groups();
     let (first, second) = (join(&groups, 0, 0, 0), join(&groups, 0, 1, 0));
+    groups
+        .put(first.id, b"k", entry(b"v", 1, 1))
+        .expect("the first");
     let absent = second.leave().expect("it had formed");
     let anew = join(&groups, 0, 1, 0);
     assert!(matches!(phase(&first), Phase::Gone(_)));
@@ -155,10 +161,13 @@ fn workers_bring_their_group_to_a_new_resource_manager() {
     groups
         .put(5000, b"k", entry(b"v", 0, 7))
         .expect("what it had put");
+    let look = groups.get(5000, b"of the other").expect("it is there");
+    assert!(!look.is_whole, "the other may have put it");
     let second = join(&groups, 0, 1, 5000);
     assert_eq!(second.id, 5000);
-    let (value, _) = groups.get(5000, b"k").expect("it is there");
-    assert_eq!(value.as_deref(), Some(&b"v"[..]));
+    let look = groups.get(5000, b"k").expect("it is there");
+    assert_eq!(look.value.as_deref(), Some(&b"v"[..]));
+    assert!(look.is_whole);
     assert!(!groups.expire_incomplete(5000), "all have come");
     // Ids go on growing, also behind those of before.
     assert!(second.leave().is_some());
@@ -223,4 +232,60 @@ fn a_worker_that_says_that_it_ends_is_not_waited_for() {
         groups.leave(first.id, 0, "late"),
         Err(StoreError::Gone(first.id))
     );
+}
+
+#[test]
+fn a_worker_that_has_not_heard_that_the_group_has_formed_is_of_it() {
+    let groups = groups();
+    let (first, second) = (join(&groups, 0, 0, 0), join(&groups, 0, 1, 0));
+    let absent = second.leave().expect("it had formed");
+    let back = join(&groups, 0, 1, 0);
+    assert_eq!((back.id, phase(&back)), (first.id, Phase::Formed));
+    assert_eq!(phase(&first), Phase::Formed);
+    assert_eq!(groups.expire(&absent), None);
+    // Not one at another address.
+    assert!(back.leave().is_some());
+    let other = Candidate {
+        address: "elsewhere:1".to_owned(),
+        ..worker(0, 1, 0)
+    };
+    let other = groups.join(other, 1000).expect("a new group");
+    assert_ne!(other.id, first.id);
+    assert!(matches!(phase(&first), Phase::Gone(_)));
+}
+
+#[test]
+fn a_worker_that_others_have_heard_of_does_not_start_anew_in_its_group() {
+    let groups = groups();
+    let (first, second) = (join(&groups, 0, 0, 0), join(&groups, 0, 1, 0));
+    groups
+        .put(first.id, b"k", entry(b"v", 1, 1))
+        .expect("the first");
+    assert!(second.leave().is_some());
+    assert_ne!(join(&groups, 0, 1, 0).id, first.id);
+    assert!(matches!(phase(&first), Phase::Gone(_)));
+
+    // It has come back to a new resource manager, and has not put again what it had put.
+    let back = join(&groups, 1, 1, 5000);
+    assert!(back.leave().is_some());
+    assert_ne!(join(&groups, 1, 1, 0).id, 5000);
+    assert!(matches!(phase(&back), Phase::Gone(_)));
+}
+
+#[test]
+fn workers_that_disagree_on_the_size_of_the_slice_do_not_end_each_others_groups() {
+    let groups = Groups::new(1, None);
+    let of = |task, tasks| Candidate {
+        tasks,
+        ..worker(0, task, 0)
+    };
+    let first = groups.join(of(0, 2), 1000).expect("of two");
+    let refused = groups.join(of(1, 3), 1000).expect_err("of three");
+    assert!(matches!(refused, Refusal::Wrong(_)), "{refused}");
+    let text = refused.to_string();
+    assert!(text.contains("has 3") && text.contains("host0:1"), "{text}");
+    assert_eq!(phase(&first), Phase::Gathering);
+    // Nobody is left who says otherwise.
+    assert!(first.leave().is_none());
+    assert_eq!(groups.join(of(1, 3), 1000).expect("of three").nodes, 3);
 }
