@@ -22,7 +22,8 @@ use waystation_proto::waystation::group::{
 use crate::peers;
 
 const FIRST_RETRY: Duration = Duration::from_millis(100);
-const LAST_RETRY: Duration = Duration::from_secs(3);
+/// Well within the shortest leases: a group of which not all are back at a new resource manager after one is no more.
+const LAST_RETRY: Duration = Duration::from_millis(500);
 /// A connection that broke without a word is dialled anew before long.
 const PING: Duration = Duration::from_secs(4);
 /// How long one request for a value waits at the resource manager.
@@ -31,6 +32,8 @@ const ONE_WAIT: Duration = Duration::from_secs(20);
 const ANSWERS: Duration = Duration::from_secs(20);
 /// How long a put, or a look without waiting, is tried while the resource manager is away.
 const TRIES: Duration = Duration::from_secs(60);
+/// How long the answer may take that there was no value in time.
+const LATE: Duration = Duration::from_secs(2);
 
 /// Where a worker stands.
 #[derive(Debug, Clone)]
@@ -230,8 +233,9 @@ impl Link {
         loop {
             let id = self.id()?;
             let mut state = self.state.subscribe();
+            let limit = (ONE_WAIT + ANSWERS).min(until.saturating_duration_since(Instant::now()));
             let answer = tokio::select! {
-                answer = tokio::time::timeout(ONE_WAIT + ANSWERS, once(self.client(), id)) => answer,
+                answer = tokio::time::timeout(limit, once(self.client(), id)) => answer,
                 _ = state.wait_for(|state| matches!(state, State::Gone(_))) => continue,
             };
             let status = match answer {
@@ -278,7 +282,10 @@ impl Link {
 
     async fn value(&self, key: Bytes, timeout: Duration) -> Result<Option<Bytes>, Failure> {
         let deadline = Instant::now() + timeout;
-        let until = Instant::now() + timeout.max(TRIES);
+        let until = match timeout {
+            Duration::ZERO => deadline + TRIES,
+            _ => deadline + LATE,
+        };
         loop {
             let wait = deadline
                 .saturating_duration_since(Instant::now())
@@ -354,9 +361,12 @@ impl KeyValueStore for Shared {
 /// Keeps the stream until the group is gone.
 async fn stay(link: Arc<Link>) {
     let mut pause = FIRST_RETRY;
+    let mut said = String::new();
     loop {
         match link.gather(&mut pause).await {
+            Ok(status) if pause > FIRST_RETRY && status.message() == said => {}
             Ok(status) => {
+                status.message().clone_into(&mut said);
                 tracing::warn!(
                     resource_manager = link.place.manager,
                     error = status.message(),
@@ -367,5 +377,34 @@ async fn stay(link: Arc<Link>) {
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(LAST_RETRY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// At a port where nobody listens.
+    fn nobody() -> Place {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        Place {
+            manager: listener.local_addr().unwrap().to_string(),
+            slice: 0,
+            task: 0,
+            slice_tasks: 2,
+            address: "here:1".to_owned(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_value_is_not_waited_for_beyond_its_time_while_nobody_answers() {
+        let (link, _state, _stream) = Link::start(nobody()).unwrap();
+        link.state.send_replace(State::Formed { id: 7, nodes: 2 });
+        let shared = Shared(Arc::clone(&link));
+        let got = tokio::task::spawn_blocking(move || shared.get(b"k", Duration::from_millis(50)));
+        // Against a hang: without the value's own time it would be asked for during a minute.
+        let got = tokio::time::timeout(TRIES / 2, got).await;
+        let failure = got.expect("it ends").unwrap().expect_err("nobody answers");
+        assert_eq!(failure.code(), Code::Unavailable);
     }
 }
