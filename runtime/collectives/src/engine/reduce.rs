@@ -22,7 +22,8 @@ mod element {
     pub(super) const C128: i32 = 18;
 }
 
-/// How to reduce, element by element.
+/// How to reduce, element by element. Which of the two is used depends on where the members lie, so both must give the same bits. Of
+/// two that are not numbers, the language leaves open which one's bits their sum has: that compilers give one answer is only tested.
 #[derive(Clone, Copy)]
 pub(super) struct Fold {
     /// The first with the second, into the first.
@@ -400,6 +401,42 @@ mod tests {
                 width(element).is_some(),
                 "{element}"
             );
+        }
+    }
+
+    /// Each partition may reduce for itself, in the direction that suits it.
+    #[test]
+    fn what_is_not_a_number_has_the_same_bits_in_both_directions() {
+        // As many as are reduced at once, and some that are left over.
+        const COUNT: u64 = 70;
+        let all = |size: usize, infinite: u64, fractions: u64, seed: u64| -> Vec<u8> {
+            let each = |index: u64| {
+                let fraction = 1 + (index * 37 + seed) % fractions;
+                let sign = ((index + seed) % 2) << (8 * size - 1);
+                (sign | infinite | fraction).to_le_bytes()[..size].to_vec()
+            };
+            (0..COUNT).flat_map(each).collect()
+        };
+        // Quiet and signalling ones, with fractions of their own.
+        for (element, size, infinite, fractions) in [
+            (element::F16, 2, 0x7c00, 0x3ff),
+            (element::BF16, 2, 0x7f80, 0x7f),
+            (element::F32, 4, 0x7f80_0000, 0x7f_ffff),
+            (element::F32, 4, 0x7fc0_0000, 0x3f_ffff),
+            (element::F64, 8, 0x7ff0 << 48, (1 << 52) - 1),
+            (element::F64, 8, 0x7ff8 << 48, (1 << 51) - 1),
+            (element::C64, 4, 0x7fc0_0000, 0x3f_ffff),
+            (element::C128, 8, 0x7ff8 << 48, (1 << 51) - 1),
+        ] {
+            let (a, b) = (
+                all(size, infinite, fractions, 2),
+                all(size, infinite, fractions, 5),
+            );
+            for reduction in [Add, Multiply, Minimum, Maximum] {
+                if fold(reduction, element).is_ok() {
+                    reduced(reduction, element, &a, &b);
+                }
+            }
         }
     }
 
