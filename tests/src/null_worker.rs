@@ -29,7 +29,7 @@ use waystation_proto::{
         worker::{
             Answer, Attached, CompileDone, DataFrame, ExecutableFrame, FetchDataRequest,
             FetchExecutableRequest, LocalPut, LocalPutReply, Op, PutDataReply, ReadDone, Reply,
-            Taken, WatchDone, WorkerStatus, WorkerStatusRequest, op, reply,
+            Started, Taken, WatchDone, WorkerStatus, WorkerStatusRequest, op, reply,
             worker_server::{Worker, WorkerServer},
         },
     },
@@ -340,7 +340,8 @@ impl Worker for NullWorker {
                     Some(op::Op::Start(op)) => {
                         let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
                         seen.extend(unplaced.remove(&op.launch));
-                        None
+                        let launch = op.launch;
+                        Some(reply::Reply::Started(Started { launch }))
                     }
                     op => op.and_then(answer),
                 };

@@ -8,6 +8,8 @@
 //! A launch that waits for what may be long in coming (bytes that a client has not sent, a restore) would hold up those of all other
 //! clients behind it. So its parts go to the workers without a place in that order, and get it, all at one go, when nothing more is
 //! needed from outside ([`Needs`]). A client's launches keep their own order: what comes behind such a one is placed later, too.
+//! However many it has, only a few of them have their place and have not started: other clients' launches are placed behind those,
+//! and not behind all that one client has sent ahead.
 //!
 //! Workers reach each other by what they are told here: a number, an address, and a secret that all of them share.
 
@@ -37,6 +39,10 @@ pub(super) const GANG_PLACES: usize = 16;
 /// Launches of one client that wait to be placed.
 pub(super) const LATER_PLACES: usize = 1 << 13;
 
+/// Launches of one client that were placed later and have not started on all their workers. The worker's window does not bound them:
+/// their ops are gone by then.
+const PLACED: usize = GANG_PLACES;
+
 /// All workers of a proxy.
 pub(crate) struct Gang {
     /// The next launch's number (D2).
@@ -55,7 +61,39 @@ impl std::fmt::Debug for Gang {
     }
 }
 
-type Later = HashMap<u64, VecDeque<Unplaced>>;
+#[derive(Debug, Default)]
+struct Later {
+    /// Only those that have such launches.
+    clients: HashMap<u64, Backlog>,
+    /// Those that have their place, by number, until all their workers have started them.
+    placed: HashMap<u64, Placed>,
+}
+
+/// A client's launches that are placed later.
+#[derive(Debug, Default)]
+struct Backlog {
+    unplaced: VecDeque<Unplaced>,
+    /// How many have their place and have not started.
+    placed: usize,
+}
+
+#[derive(Debug)]
+struct Placed {
+    client: u64,
+    /// Those of the workers that have not started it.
+    queues: Vec<Arc<Queue>>,
+}
+
+impl Later {
+    /// Takes out a launch that waits for no worker any more.
+    fn started(&mut self, launch: u64) -> Option<u64> {
+        let client = self.placed.remove(&launch)?.client;
+        if let Some(backlog) = self.clients.get_mut(&client) {
+            backlog.placed -= 1;
+        }
+        Some(client)
+    }
+}
 
 /// A launch whose parts have no place in the order yet.
 #[derive(Debug)]
@@ -125,7 +163,7 @@ impl Gang {
     ) {
         let mut order = lock(&self.order);
         let launch = self.next_launch();
-        let waits = order.contains_key(&client);
+        let waits = order.clients.contains_key(&client);
         if !waits && needs.are_met() {
             for ((lane, part), (room, place)) in parts {
                 lane.send_together(op::Op::Execute(Execute { launch, ..part }), room, place);
@@ -142,7 +180,8 @@ impl Gang {
             lane.send(op::Op::Execute(part), room);
             lanes.push((Arc::clone(lane), place));
         }
-        order.entry(client).or_default().push_back(Unplaced {
+        let backlog = order.clients.entry(client).or_default();
+        backlog.unplaced.push_back(Unplaced {
             launch,
             lanes,
             needs,
@@ -153,13 +192,14 @@ impl Gang {
 
     /// Whether a launch of the client that is sent now is placed later.
     fn places_later(&self, client: u64, needs: &Needs) -> bool {
-        !needs.are_met() || lock(&self.order).contains_key(&client)
+        !needs.are_met() || lock(&self.order).clients.contains_key(&client)
     }
 
     /// One more thing that a launch needs is there.
     fn met(self: &Arc<Self>, client: u64, launch: u64) {
         let mut order = lock(&self.order);
-        let first = order.get_mut(&client).and_then(VecDeque::front_mut);
+        let backlog = order.clients.get_mut(&client);
+        let first = backlog.and_then(|backlog| backlog.unplaced.front_mut());
         // Others have gone since, if a worker of theirs was lost.
         if let Some(first) = first.filter(|first| first.launch == launch) {
             first.told = false;
@@ -167,14 +207,34 @@ impl Gang {
         }
     }
 
-    /// Places the client's launches, up to the first one that needs something still.
+    /// A worker has started its part of a launch that was placed later, or will not.
+    pub(super) fn started(self: &Arc<Self>, queue: &Arc<Queue>, launch: u64) {
+        let mut order = lock(&self.order);
+        let Some(placed) = order.placed.get_mut(&launch) else {
+            return;
+        };
+        placed.queues.retain(|other| !Arc::ptr_eq(other, queue));
+        if placed.queues.is_empty()
+            && let Some(client) = order.started(launch)
+        {
+            self.place(order, client);
+        }
+    }
+
+    /// Places the client's launches, up to the first one that needs something still, and no more than may have their place.
     fn place(self: &Arc<Self>, mut order: MutexGuard<'_, Later>, client: u64) {
         let mut placed = Vec::new();
-        while let Some(unplaced) = order.get_mut(&client) {
-            let Some(first) = unplaced.front_mut() else {
-                order.remove(&client);
+        let later = &mut *order;
+        while let Some(backlog) = later.clients.get_mut(&client) {
+            let Some(first) = backlog.unplaced.front_mut() else {
+                if backlog.placed == 0 {
+                    later.clients.remove(&client);
+                }
                 break;
             };
+            if backlog.placed >= PLACED {
+                break;
+            }
             if !first.is_lost() {
                 if !first.told {
                     let (gang, launch) = (Arc::clone(self), first.launch);
@@ -185,15 +245,22 @@ impl Gang {
                     break;
                 }
             }
-            let Some(first) = unplaced.pop_front() else {
+            let Some(first) = backlog.unplaced.pop_front() else {
                 break;
             };
-            let start = Start {
-                launch: first.launch,
-            };
+            let launch = first.launch;
+            let mut queues = Vec::new();
             for (lane, place) in first.lanes {
-                lane.send_together(op::Op::Start(start), Room::none(), place);
+                lane.send_together(op::Op::Start(Start { launch }), Room::none(), place);
+                // One that is lost from now on is found by `lost`.
+                if !lane.is_closed() {
+                    queues.push(Arc::clone(lane.queue()));
+                }
                 placed.push(lane);
+            }
+            if !queues.is_empty() {
+                backlog.placed += 1;
+                later.placed.insert(launch, Placed { client, queues });
             }
         }
         drop(order);
@@ -213,7 +280,7 @@ impl Gang {
         members.changed = true;
     }
 
-    /// A worker is gone; the others are told at once.
+    /// A worker is gone, and its queue closed; the others are told at once.
     pub(super) fn leave(self: &Arc<Self>, process: u32) {
         {
             let mut members = lock(&self.members);
@@ -223,7 +290,25 @@ impl Gang {
             members.changed = true;
         }
         self.tell();
-        let clients: Vec<u64> = lock(&self.order).keys().copied().collect();
+        self.lost();
+    }
+
+    /// No launch waits for a worker whose queue is closed any more.
+    fn lost(self: &Arc<Self>) {
+        let clients: Vec<u64> = {
+            let mut order = lock(&self.order);
+            let mut ended = Vec::new();
+            for (launch, placed) in &mut order.placed {
+                placed.queues.retain(|queue| !queue.is_closed());
+                if placed.queues.is_empty() {
+                    ended.push(*launch);
+                }
+            }
+            for launch in ended {
+                order.started(launch);
+            }
+            order.clients.keys().copied().collect()
+        };
         for client in clients {
             self.place(lock(&self.order), client);
         }

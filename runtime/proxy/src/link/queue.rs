@@ -300,6 +300,11 @@ impl Queue {
         }
     }
 
+    /// Whether the worker is lost.
+    pub(super) fn is_closed(&self) -> bool {
+        self.lock().closed
+    }
+
     /// Ops that wait here.
     pub(super) fn len(&self) -> usize {
         let inner = self.lock();
@@ -520,7 +525,12 @@ impl Lane {
 
     /// Whether the worker is lost.
     pub(super) fn is_closed(&self) -> bool {
-        self.queue.lock().closed
+        self.queue.is_closed()
+    }
+
+    /// The queue that it leads into.
+    pub(super) fn queue(&self) -> &Arc<Queue> {
+        &self.queue
     }
 
     /// The session's.

@@ -52,9 +52,10 @@ pub(super) struct Wire {
 
 impl Drop for Wire {
     fn drop(&mut self) {
-        self.gang.leave(self.process);
         // Ends the stream, and the worker's session with it.
         self.queue.close();
+        // Then, for what waits for this worker is looked for by its queue.
+        self.gang.leave(self.process);
     }
 }
 
@@ -63,6 +64,10 @@ impl Wire {
         let (id, result) = match reply.reply {
             Some(reply::Reply::Taken(taken)) => {
                 self.queue.credit(taken.ops);
+                return;
+            }
+            Some(reply::Reply::Started(started)) => {
+                self.gang.started(&self.queue, started.launch);
                 return;
             }
             Some(reply::Reply::Leaving(_)) => {
@@ -142,6 +147,7 @@ fn split(reply: reply::Reply) -> Option<(u64, Result<reply::Reply, Status>)> {
     let (id, status) = match &reply {
         reply::Reply::Attached(_)
         | reply::Reply::Taken(_)
+        | reply::Reply::Started(_)
         | reply::Reply::Leaving(_)
         | reply::Reply::Ended(_) => return None,
         reply::Reply::CompileDone(done) => (done.request, done.status.clone()),

@@ -58,7 +58,7 @@ impl Launches {
         first.map(|(place, sequence)| (*place, *sequence))
     }
 
-    /// Takes out a part that starts or has failed.
+    /// Takes out a part.
     pub(super) fn remove_part(&mut self, sequence: u64) -> Option<Waiting> {
         let part = self.parts.remove(&sequence)?;
         match part.place() {

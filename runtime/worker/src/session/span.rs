@@ -18,7 +18,10 @@ use std::{rc::Rc, sync::Arc};
 
 use waystation_collectives::{self as collectives, Failure, Process};
 use waystation_pjrt::{Buffer, ExecuteContext, Execution, LoadedExecutable, OneExecution};
-use waystation_proto::{tensorflow::StatusProto, waystation::worker::Execute};
+use waystation_proto::{
+    tensorflow::StatusProto,
+    waystation::worker::{Execute, Started, reply},
+};
 
 use super::{Session, execution::Launch, launch::Prepared, launches::Launches};
 use crate::{
@@ -76,6 +79,8 @@ pub(super) struct Waiting {
     place: Place,
     /// It counts as an op that waits while it has no place.
     counts: Option<usage::Waiting>,
+    /// It got its place later: the proxy is told when it starts.
+    told: bool,
     results: Vec<Rc<Slot>>,
     watch: u64,
     user_context: u64,
@@ -187,6 +192,7 @@ impl Session {
         let waiting = Waiting {
             place,
             counts,
+            told: false,
             part: part.clone(),
             results: results.to_vec(),
             watch: op.watch,
@@ -205,15 +211,27 @@ impl Session {
     pub(super) fn place_part(&mut self, launch: u64) {
         // It may have failed before.
         let Some(sequence) = self.launches.unplaced.remove(&launch) else {
+            self.outbox.send(reply::Reply::Started(Started { launch }));
             return;
         };
         let place = self.mint();
         if let Some(waiting) = self.launches.parts.get_mut(&sequence) {
             waiting.place = Place::At(place);
             waiting.counts = None;
+            waiting.told = true;
             self.launches.order.insert(place, sequence);
             self.launches.unsaid = true;
         }
+    }
+
+    /// Takes out a part that starts or has failed.
+    fn remove_part(&mut self, sequence: u64) -> Option<Waiting> {
+        let waiting = self.launches.remove_part(sequence)?;
+        if waiting.told {
+            let launch = waiting.part.number;
+            self.outbox.send(reply::Reply::Started(Started { launch }));
+        }
+        Some(waiting)
     }
 
     /// An executable that is not known has no placement; all other workers hear that the launch fails.
@@ -302,7 +320,7 @@ impl Session {
 
     /// Fails a launch of which this worker's part has not started.
     pub(super) fn part_fails(&mut self, sequence: u64, fault: &Fault) {
-        let Some(waiting) = self.launches.remove_part(sequence) else {
+        let Some(waiting) = self.remove_part(sequence) else {
             return;
         };
         self.launches.unsaid = true;
@@ -321,7 +339,7 @@ impl Session {
         };
         let prepared = self.launches.parts.get_mut(&sequence);
         if let Some(prepared) = prepared.and_then(|waiting| waiting.prepared.take()) {
-            self.launches.remove_part(sequence);
+            self.remove_part(sequence);
             self.start_native(sequence, launch, prepared);
             return true;
         }
@@ -335,7 +353,7 @@ impl Session {
             }
             Err(fault) => Err(fault),
         };
-        let Some(waiting) = self.launches.remove_part(sequence) else {
+        let Some(waiting) = self.remove_part(sequence) else {
             return false;
         };
         let (shards, kept, room) = match prepared {

@@ -608,10 +608,20 @@ async fn a_launch_without_a_place_lets_others_go_first() {
     let bytes = 1_f32.to_le_bytes().repeat(4);
     let stored = pair.sessions[0].put_data(1, &bytes, 16, 16).await;
     stored.expect("taken");
-    // One that nobody knows is nothing.
-    for launch in [9999].into_iter().chain((1..=last).rev()) {
+    // Without the other worker it does not start. One that nobody knows is nothing.
+    let start = |launch| op::Op::Start(Start { launch });
+    pair.sessions[0].send(start(last)).await;
+    pair.sessions[0].send(start(9999)).await;
+    assert_eq!(pair.sessions[0].started().await, 9999);
+    pair.sessions[1].send(start(last)).await;
+    for launch in (1..last).rev() {
         for session in &pair.sessions {
-            session.send(op::Op::Start(Start { launch })).await;
+            session.send(start(launch)).await;
+        }
+    }
+    for session in &mut pair.sessions {
+        for launch in (1..=last).rev() {
+            assert_eq!(session.started().await, launch);
         }
     }
     for launch in [1, last] {

@@ -457,6 +457,15 @@ impl Session {
         status.map_or(Ok(()), Err)
     }
 
+    /// The launch of the next word that a part has started.
+    pub(crate) async fn started(&mut self) -> u64 {
+        self.reply(|reply| match reply {
+            reply::Reply::Started(started) => Some(started.launch),
+            _ => None,
+        })
+        .await
+    }
+
     pub(crate) async fn drop_shards(&self, shards: &[u64]) {
         self.send_op(Op {
             drops: shards.to_vec(),

@@ -82,6 +82,13 @@ impl Setup {
         std::iter::from_fn(|| ops.next().now_or_never().flatten()).collect()
     }
 
+    /// The worker says that it has started what was placed with these.
+    fn start(&self, queue: usize, ops: &[Op]) {
+        for launch in starts(ops) {
+            self.gang.started(&self.queues[queue], launch);
+        }
+    }
+
     fn credit(&self, queue: usize, ops: usize) {
         self.queues[queue].credit(u32::try_from(ops).expect("few"));
     }
@@ -92,6 +99,16 @@ fn launches(ops: &[Op]) -> Vec<(u64, u64)> {
     ops.iter()
         .filter_map(|op| match &op.op {
             Some(op::Op::Execute(execute)) => Some((execute.launch, execute.first_result)),
+            _ => None,
+        })
+        .collect()
+}
+
+/// The numbers of the launches that get their place later than they were sent.
+fn starts(ops: &[Op]) -> Vec<u64> {
+    ops.iter()
+        .filter_map(|op| match &op.op {
+            Some(op::Op::Start(start)) => Some(start.launch),
             _ => None,
         })
         .collect()
@@ -271,9 +288,14 @@ fn a_launch_that_waits_for_a_client_s_bytes_holds_up_no_other_client_s() {
     all.launch(1, &[0, 1], 10).expect("room");
     drop(unmet);
     all.launch(0, &[0], 11).expect("room");
-    assert_eq!(placed(&all.leaving(0)), [4, 1, 2, 5]);
-    assert_eq!(placed(&all.leaving(1)), [4, 1, 2]);
-    assert!(lock(&all.gang.order).is_empty());
+    let left = [all.leaving(0), all.leaving(1)];
+    assert_eq!(placed(&left[0]), [4, 1, 2, 5]);
+    assert_eq!(placed(&left[1]), [4, 1, 2]);
+    for (queue, left) in left.iter().enumerate() {
+        all.start(queue, left);
+    }
+    let order = lock(&all.gang.order);
+    assert!(order.clients.is_empty() && order.placed.is_empty());
 }
 
 /// It fails with the worker, and what it needs may never come.
@@ -315,9 +337,53 @@ fn a_client_has_a_bounded_number_of_launches_without_a_place() {
         let ops = all.leaving(0);
         starts += placed(&ops).len();
         all.credit(0, ops.len());
+        all.start(0, &ops);
     }
     assert_eq!(starts, LATER_PLACES);
     all.launch(0, &[0], 1).expect("room");
+}
+
+/// However far a client has sent ahead, others come behind a few of its launches.
+#[test]
+fn a_client_has_a_bounded_number_of_launches_that_are_placed_later_and_have_not_started() {
+    let mut all = setup(3, 2, 1000);
+    let (needs, unmet) = Needs::one();
+    let many = 3 * PLACED as u64;
+    for tag in 0..many {
+        let over: &[usize] = if tag % 2 == 0 { &[0, 1] } else { &[0, 1, 2] };
+        all.launch_needing(0, over, tag, needs.clone())
+            .expect("room");
+    }
+    drop(unmet);
+    all.launch(1, &[0, 1], 99).expect("room");
+    let ops = [all.leaving(0), all.leaving(1)];
+    let first: Vec<u64> = (1..=PLACED as u64).collect();
+    assert_eq!(starts(&ops[0]), first);
+    assert_eq!(placed(&ops[0]).last(), Some(&(many + 1)), "behind those");
+    // Not all workers have started any of them.
+    all.start(0, &ops[0]);
+    assert!(starts(&all.leaving(0)).is_empty());
+    // The last one that the first launch was waited for at, and one that is no part of it says nothing.
+    all.gang.started(&all.queues[2], 1);
+    assert!(starts(&all.leaving(0)).is_empty());
+    all.gang.started(&all.queues[1], 1);
+    assert_eq!(starts(&all.leaving(0)), [PLACED as u64 + 1]);
+    // Those that wait for nobody else go on when a worker is lost, and what comes later fails with it.
+    all.streams[1] = None;
+    all.gang.lost();
+    let mut left = PLACED + 1;
+    loop {
+        let ops = [all.leaving(0), all.leaving(2)];
+        if ops.iter().all(Vec::is_empty) {
+            break;
+        }
+        left += starts(&ops[0]).len();
+        all.start(0, &ops[0]);
+        all.start(2, &ops[1]);
+    }
+    assert_eq!(left, 3 * PLACED);
+    all.start(0, &[]);
+    all.launch(0, &[0, 2], 1).expect("room");
 }
 
 /// What the random test does.
@@ -387,6 +453,7 @@ proptest! {
             all.credit(queue, ops);
             on_the_way[queue] -= ops;
             let leaving = all.leaving(queue);
+            all.start(queue, &leaving);
             on_the_way[queue] += leaving.len();
             left[queue].extend(placed(&leaving));
             for op in &leaving {
@@ -428,18 +495,26 @@ proptest! {
                     gone[client] = true;
                     all.lanes[client].clear();
                 }
-                Step::Lose { queue } if all.streams.iter().flatten().count() > 2 => all.streams[queue] = None,
+                Step::Lose { queue } if all.streams.iter().flatten().count() > 2 => {
+                    all.streams[queue] = None;
+                    all.gang.lost();
+                }
                 _ => {}
             }
         }
         unmet.clear();
         let open: Vec<usize> = (0..3).filter(|&queue| all.streams[queue].is_some()).collect();
-        for &queue in &open {
-            run(&mut all, &mut left, &mut locals, &mut on_the_way, queue, 0);
-            while all.queues[queue].len() > 0 {
-                let some = run(&mut all, &mut left, &mut locals, &mut on_the_way, queue, 8);
-                prop_assert!(some > 0, "queue {queue} is stuck with {} ops", all.queues[queue].len());
+        loop {
+            let mut some = 0;
+            for &queue in &open {
+                some += run(&mut all, &mut left, &mut locals, &mut on_the_way, queue, 8);
             }
+            if some == 0 && open.iter().all(|&queue| on_the_way[queue] == 0) {
+                break;
+            }
+        }
+        for &queue in &open {
+            prop_assert_eq!(all.queues[queue].len(), 0, "queue {} is stuck", queue);
             let mut sorted = left[queue].clone();
             sorted.sort_unstable();
             prop_assert_eq!(&sorted, &sent[queue]);
