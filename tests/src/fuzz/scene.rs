@@ -5,6 +5,8 @@ mod parts;
 mod persistence;
 mod requests;
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 use waystation_client::{Client, Error, Request, Response, request};
 use waystation_proto::xla::{
     OpSharding,
@@ -39,6 +41,9 @@ const REMEMBERED: usize = 256;
 /// A handle that nobody minted.
 const UNKNOWN: u64 = 0x7fff_0000;
 
+/// Scenes that there were.
+static SCENES: AtomicU64 = AtomicU64::new(0);
+
 /// See the module.
 #[derive(Debug)]
 pub struct Scene {
@@ -61,6 +66,8 @@ pub struct Scene {
     /// Plugin programs that write `one` to the bucket and read it.
     writer: u64,
     reader: u64,
+    /// The name that it is written under: of its own, since a save of a session that is over may still be writing.
+    saved: String,
     folders: Folders,
 }
 
@@ -88,6 +95,7 @@ impl Scene {
             words: 0,
             writer: 0,
             reader: 0,
+            saved: format!("array{}", SCENES.fetch_add(1, Relaxed)),
             folders: folders.clone(),
         };
         scene.program = scene.compile(DOUBLE, &devices[..1]).await?;
@@ -107,9 +115,9 @@ impl Scene {
         let put = scene.make_words(scene.words).await?;
         scene.client.call(put).await?;
         let bucket = folders.bucket().display().to_string();
-        let write = persistence::write(&bucket, "array", devices[0]);
+        let write = persistence::write(&bucket, &scene.saved, devices[0]);
         scene.writer = calls::compile(&scene.client, persistence::compile(&write)).await?;
-        let read = persistence::read(&bucket, "array", devices[0]);
+        let read = persistence::read(&bucket, &scene.saved, devices[0]);
         scene.reader = calls::compile(&scene.client, persistence::compile(&read)).await?;
         // What is read later is there.
         let (write, args) = (scene.writer, [scene.one]);

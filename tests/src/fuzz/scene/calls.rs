@@ -203,7 +203,7 @@ impl Scene {
         let mut program = if write {
             persistence::write(&location, "called", self.devices[0])
         } else {
-            persistence::read(&location, "array", self.devices[0])
+            persistence::read(&location, &self.saved, self.devices[0])
         };
         let (mut args, mut results) = if write {
             (vec![self.one], Vec::new())
