@@ -234,6 +234,8 @@ impl Follower {
                 }
             }
             self.epoch = allotment.epoch;
+            // Clients that come now wait for the new links. That nothing was this proxy's meanwhile it need not have heard.
+            self.sender.send_modify(|state| state.0 = None);
         }
         if !same {
             self.devices = None;
