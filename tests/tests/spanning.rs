@@ -3,12 +3,24 @@
 //!
 //! `WAYSTATION_SOAK=1` (set by `make soak`) runs it at full length.
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
-use waystation_client::{Client, Error, Request, request};
-use waystation_proto::xla::ifrt::proxy::{
-    CopyArraysRequest, DisassembleIntoSingleDeviceArraysRequest, LoadedExecutableDestructRequest,
+use prost::Message as _;
+use serde_json::json;
+use waystation_client::{Client, Error, Request, Response, request};
+use waystation_proto::xla::{
+    OpSharding,
+    ifrt::{
+        Serialized,
+        proxy::{
+            CheckFutureRequest, CompileRequest, CopyArraysRequest,
+            DisassembleIntoSingleDeviceArraysRequest, LoadedExecutableDestructRequest,
+            LoadedExecutableExecuteRequest,
+        },
+    },
+    op_sharding,
 };
 use waystation_tests::{
     cluster::Cluster,
@@ -381,4 +393,128 @@ async fn workers_that_go_amid_launches_leave_nothing_stuck() {
             .await;
         }
     }
+}
+
+/// A persistence program over arrays as [`put`] makes them, one for each name: a `read`, or a write.
+async fn persist(client: &Client, folder: &Path, names: &[&str], read: bool) -> u64 {
+    let encoded = |bytes: &[u8]| BASE64_STANDARD.encode(bytes);
+    let quarters = OpSharding {
+        r#type: op_sharding::Type::Other as i32,
+        tile_assignment_dimensions: vec![4],
+        tile_assignment_devices: vec![0, 1, 2, 3],
+        ..Default::default()
+    };
+    let shape = match read {
+        true => json!({"xla_primitive_type_str": "F32", "dimensions": [4]}),
+        false => json!([4]),
+    };
+    let item = |name: &&str| {
+        json!({
+            "b64_location": encoded(folder.as_os_str().as_encoded_bytes()),
+            "b64_name": encoded(name.as_bytes()),
+            "b64_hlo_sharding_string": encoded(&quarters.encode_to_vec()),
+            "shape": shape,
+            "devices": {"device_ids": [0, 1, 2, 3]},
+            "timeout": {"seconds": 600, "nanos": 0},
+        })
+    };
+    let items: Vec<_> = names.iter().map(item).collect();
+    let text = match read {
+        true => json!({"bulk_persistence_read_request": {"read_requests": items}}),
+        false => json!({"bulk_persistence_write_request": {"write_requests": items}}),
+    };
+    let serialized = |name: &str, data: String| {
+        Some(Serialized {
+            type_name: format!("xla::ifrt::{name}"),
+            data: data.into(),
+        })
+    };
+    let text = format!("__serialized_plugin_program {text}");
+    let request = Request::CompileRequest(CompileRequest {
+        program: serialized("PluginProgram", text),
+        compile_options: serialized("PluginCompileOptions", String::new()),
+        host_callbacks: Vec::new(),
+    });
+    match client.call(request).await.expect("understood") {
+        Response::CompileResponse(compiled) => compiled.loaded_executable_handle,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A launch that takes over an array waits for the save of it, and so for all that the client saves with it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_save_of_what_a_client_is_slow_to_send_holds_up_no_other_client() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let cluster = Cluster::start(2, 2).await;
+    let (slow, other) = (cluster.client().await, cluster.client().await);
+    let all = [0, 1, 2, 3];
+    let takes = MEAN_AND_ONE.replacen(
+        "%arg0: tensor<4xf32> {",
+        "%arg0: tensor<4xf32> {tf.aliasing_output = 0 : i32, ",
+        1,
+    );
+    let takes = compile(&slow, &takes, &all).await.expect("compiles");
+    let program = compile(&other, MEAN_AND_ONE, &all).await.expect("compiles");
+    let there = put(&slow, [1.0, 2.0, 3.0, 6.0], &all).await;
+    in_time(ready(&slow, there)).await.expect("ready");
+    let (late, pieces) = announce(&slow, &all).await;
+    let save = persist(&slow, folder.path(), &["there", "late"], false).await;
+    let saved = request::execute(save, &[there, late], &[], 1);
+    slow.call(saved).await.expect("begun");
+    let taken = execute(&slow, takes, there).await;
+    // It is sent, for answers come in order.
+    let other_array = put(&slow, [0.0; 4], &all).await;
+    in_time(ready(&slow, other_array)).await.expect("ready");
+    let mut array = put(&other, [1.0, 2.0, 3.0, 6.0], &all).await;
+    for round in 1..=20_u8 {
+        array = execute(&other, program, array).await;
+        let found = in_time(values(&other, array)).await.expect("there");
+        assert_eq!(found, [f32::from(round) + 3.0; 4]);
+    }
+    for (piece, value) in pieces.into_iter().zip([1.0, 2.0, 3.0, 6.0]) {
+        slow.store(piece, floats(&[value])).await.expect("stored");
+    }
+    let found = in_time(values(&slow, taken)).await.expect("there");
+    assert_eq!(found, [4.0; 4]);
+}
+
+/// Who restores may ask for the end of that, and then never look.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn launches_go_on_after_a_restore_whose_end_nobody_looks_at() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let cluster = Cluster::start(2, 2).await;
+    let client = cluster.client().await;
+    let all = [0, 1, 2, 3];
+    let program = compile(&client, MEAN_AND_ONE, &all)
+        .await
+        .expect("compiles");
+    let array = put(&client, [1.0, 2.0, 3.0, 6.0], &all).await;
+    let with_status = |program, args: &[u64], results: &[u64]| {
+        let mut request = request::execute(program, args, results, 1);
+        if let Request::LoadedExecutableExecuteRequest(execute) = &mut request {
+            execute.result_status_handle = client.handle();
+            let options = execute.execute_options.get_or_insert_default();
+            options.fill_status = true;
+        }
+        request
+    };
+    let save = persist(&client, folder.path(), &["array"], false).await;
+    let asked = with_status(save, &[array], &[]);
+    let Request::LoadedExecutableExecuteRequest(LoadedExecutableExecuteRequest {
+        result_status_handle: end,
+        ..
+    }) = asked
+    else {
+        panic!("an execution");
+    };
+    client.call(asked).await.expect("begun");
+    let end = Request::CheckFutureRequest(CheckFutureRequest { future_handle: end });
+    in_time(client.call(end)).await.expect("saved");
+    let restore = persist(&client, folder.path(), &["array"], true).await;
+    let restored = client.handle();
+    let asked = with_status(restore, &[], &[restored]);
+    client.call(asked).await.expect("begun");
+    let result = execute(&client, program, restored).await;
+    let found = in_time(values(&client, result)).await.expect("there");
+    assert_eq!(found, [4.0; 4]);
 }

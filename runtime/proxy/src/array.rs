@@ -1,12 +1,13 @@
 //! Arrays as the proxy knows them: metadata, and a counted reference to each device's shard (D4).
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use waystation_proto::xla::PrimitiveType;
 
 use crate::{
     convert::{Dtype, Sharding},
     link::Link,
+    lock::lock,
     needs::Needs,
     session::UserContext,
     status::{self, Status},
@@ -25,6 +26,8 @@ pub(crate) struct Shard {
     pub(crate) context: UserContext,
     /// What it still needs from outside the workers.
     pub(crate) needs: Needs,
+    /// What saves of it wait for before they copy: whatever takes it over waits for that, too.
+    saves_need: Mutex<Needs>,
     /// Set where the values are strings: they are here, and the worker knows of nothing.
     strings: Option<Coming>,
 }
@@ -38,6 +41,7 @@ impl Shard {
             link,
             context: context.clone(),
             needs: Needs::default(),
+            saves_need: Mutex::default(),
             strings: None,
         }
     }
@@ -61,8 +65,20 @@ impl Shard {
             link,
             context: context.clone(),
             needs: Needs::default(),
+            saves_need: Mutex::default(),
             strings: Some(strings),
         }
+    }
+
+    /// It is saved together with what needs this: the save copies nothing before all is there.
+    pub(crate) fn saved_with(&self, needs: &Needs) {
+        let mut saves_need = lock(&self.saves_need);
+        *saves_need = Needs::of([&*saves_need, needs]);
+    }
+
+    /// What saves of it wait for.
+    pub(crate) fn saves_need(&self) -> Needs {
+        lock(&self.saves_need).clone()
     }
 
     /// Why it is lost, when it is: with its worker. Strings are here.

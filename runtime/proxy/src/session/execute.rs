@@ -333,6 +333,12 @@ impl Session {
                     .any(|shard| Arc::strong_count(shard) > 1)
                 {
                     arguments.non_donatable.push(number);
+                } else {
+                    for saves in array.shards.iter().map(|shard| shard.saves_need()) {
+                        if !saves.are_met() {
+                            arguments.needs = Needs::of([&saves, &arguments.needs]);
+                        }
+                    }
                 }
                 arguments.donated.push(handle);
             }

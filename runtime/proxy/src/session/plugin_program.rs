@@ -7,6 +7,7 @@ mod working;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
+use tokio::sync::oneshot;
 use waystation_checkpoint::{
     Error, Spread,
     persistence::{self, ReadItem, WriteItem},
@@ -144,7 +145,7 @@ impl Session {
                 let (working, arrays) = self.restore(user_context, items).await?;
                 let outputs = self.results(arrays, handles)?;
                 if wants_status {
-                    (working.each(), outputs)
+                    (self.go_on(working.each()), outputs)
                 } else {
                     self.tasks.spawn(working.unasked());
                     (idle(), outputs)
@@ -184,6 +185,22 @@ impl Session {
         )))
     }
 
+    /// Has work go on whether or not the client ever asks for its end: others may wait for it.
+    fn go_on(
+        &mut self,
+        work: BoxFuture<'static, Result<(), Status>>,
+    ) -> BoxFuture<'static, Result<(), Status>> {
+        let (sender, end) = oneshot::channel();
+        self.tasks.spawn(async move {
+            // Nobody may have asked.
+            let _ = sender.send(work.await);
+        });
+        Box::pin(async move {
+            let gone = |_| Err(status::failed_precondition("the session has ended"));
+            end.await.unwrap_or_else(gone)
+        })
+    }
+
     /// Puts the results down and describes them.
     fn results(
         &mut self,
@@ -220,6 +237,7 @@ impl Session {
         let mut by_link: BTreeMap<usize, Vec<save_arrays::Item>> = BTreeMap::new();
         let mut spread = Spread::default();
         let mut one_way = None;
+        let mut saved = Vec::new();
         for (item, &handle) in items.iter().zip(args) {
             let array = self.array(user_context, handle)?;
             if array.dims != item.dims || array.shards.len() != item.device_ids.len() {
@@ -263,6 +281,7 @@ impl Session {
                         ..Default::default()
                     });
                 part.shards.push(shard.id);
+                saved.push(Arc::clone(shard));
                 part.positions.push(position);
                 part.shares.push(share);
             }
@@ -270,6 +289,14 @@ impl Session {
                 by_link.entry(link).or_default().push(part);
             }
         }
+        let needs = Needs::of(saved.iter().map(|shard| &shard.needs));
+        if !needs.are_met() {
+            for shard in &saved {
+                shard.saved_with(&needs);
+            }
+        }
+        // Counted references that stay would have programs work on copies.
+        drop(saved);
         if let Some((array, dtype)) = one_way {
             self.warn_of_save(array, dtype);
         }
