@@ -67,8 +67,8 @@ def test_an_entry_that_its_worker_dies_of_is_compiled_anew(own_cluster, tmp_path
     def kill_in_mid_load(worker, killed, over):
         # The note of the large program is there for as long as its load takes.
         while not killed.is_set() and not over.is_set():
-            with contextlib.suppress(OSError, ValueError):
-                for note in (state / "loads").iterdir():
+            for note in list((state / "loads").glob("*")):
+                with contextlib.suppress(OSError, ValueError):
                     key, object_, _ = note.name.split(".")[:3]
                     size = max(path.stat().st_size for path in (tmp_path / "bucket/exe").rglob(f"{key}/*"))
                     if size > 1 << 20 and object_ != "compiled" and not note.name.endswith(".new"):
