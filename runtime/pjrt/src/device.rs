@@ -58,26 +58,39 @@ pub struct GlobalDevice {
     pub process_index: i32,
 }
 
+/// A device's description, which lives as long as it does, and its id.
+///
+/// # Safety
+///
+/// `raw` is a live device of a client of this plugin.
+unsafe fn identify(
+    api: &Api,
+    raw: *mut sys::PJRT_Device,
+) -> Result<(*mut sys::PJRT_DeviceDescription, i32), Error> {
+    let mut args = sys::PJRT_Device_GetDescription_Args::new();
+    args.device = raw;
+    // SAFETY: the device is live.
+    unsafe { api.call(&mut args)? };
+    let description = args.device_description;
+
+    let mut args = sys::PJRT_DeviceDescription_Id_Args::new();
+    args.device_description = description;
+    // SAFETY: the description belongs to the device.
+    unsafe { api.call(&mut args)? };
+    Ok((description, args.id))
+}
+
 impl GlobalDevice {
     /// # Safety
     ///
     /// `raw` is a live device of a client of this plugin.
     pub(crate) unsafe fn describe(api: &Api, raw: *mut sys::PJRT_Device) -> Result<Self, Error> {
-        let mut args = sys::PJRT_Device_GetDescription_Args::new();
-        args.device = raw;
         // SAFETY: the device is live.
-        unsafe { api.call(&mut args)? };
-        let description = args.device_description;
-
-        let mut args = sys::PJRT_DeviceDescription_Id_Args::new();
-        args.device_description = description;
-        // SAFETY: the description belongs to the device.
-        unsafe { api.call(&mut args)? };
-        let id = args.id;
+        let (description, id) = unsafe { identify(api, raw)? };
 
         let mut args = sys::PJRT_DeviceDescription_ProcessIndex_Args::new();
         args.device_description = description;
-        // SAFETY: as above.
+        // SAFETY: the description belongs to the device.
         unsafe { api.call(&mut args)? };
         Ok(Self {
             id,
@@ -111,17 +124,8 @@ impl Device {
         client: ClientId,
         raw: *mut sys::PJRT_Device,
     ) -> Result<Self, Error> {
-        let mut args = sys::PJRT_Device_GetDescription_Args::new();
-        args.device = raw;
         // SAFETY: the device is live.
-        unsafe { api.call(&mut args)? };
-        let description = args.device_description;
-
-        let mut args = sys::PJRT_DeviceDescription_Id_Args::new();
-        args.device_description = description;
-        // SAFETY: the description belongs to the device.
-        unsafe { api.call(&mut args)? };
-        let id = args.id;
+        let (description, id) = unsafe { identify(api, raw)? };
 
         let mut args = sys::PJRT_Device_LocalHardwareId_Args::new();
         args.device = raw;
