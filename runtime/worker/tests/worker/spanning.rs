@@ -85,6 +85,18 @@ impl Pair {
         }
     }
 
+    /// Has the first worker expect the bytes of transfer 1, shard 20, on its first device.
+    async fn announce(&self) {
+        let put = Put {
+            transfer: 1,
+            dtype: PrimitiveType::F32 as i32,
+            dims: vec![2, 2],
+            targets: vec![target(20, 0)],
+            ..Put::default()
+        };
+        self.sessions[0].send(op::Op::Put(put)).await;
+    }
+
     /// Compiles on the first worker and loads on the second.
     async fn compile(&mut self, executable: u64, name: &str) -> ExecutableInfo {
         let devices = BOTH;
@@ -578,14 +590,7 @@ async fn a_launch_without_a_place_lets_others_go_first() {
     let mut pair = Pair::start().await;
     pair.compile(50, "sum_over_both").await;
     pair.put(10, 4, &[2, 2]).await;
-    let put = Put {
-        transfer: 1,
-        dtype: PrimitiveType::F32 as i32,
-        dims: vec![2, 2],
-        targets: vec![target(20, 0)],
-        ..Put::default()
-    };
-    pair.sessions[0].send(op::Op::Put(put)).await;
+    pair.announce().await;
     let window = waystation_worker::Limits::default().queued_ops as u64;
     let last = window + 10;
     for launch in 1..=last {
@@ -635,14 +640,7 @@ async fn a_window_full_of_launches_hears_that_bytes_will_not_come() {
     let mut pair = Pair::start().await;
     pair.compile(50, "sum_over_both").await;
     pair.put(10, 4, &[2, 2]).await;
-    let put = Put {
-        transfer: 1,
-        dtype: PrimitiveType::F32 as i32,
-        dims: vec![2, 2],
-        targets: vec![target(20, 0)],
-        ..Put::default()
-    };
-    pair.sessions[0].send(op::Op::Put(put)).await;
+    pair.announce().await;
     // The first one waits for the bytes, and all others for the first one.
     let waits = op::Op::Execute(Execute {
         executable: 50,
