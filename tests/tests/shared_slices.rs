@@ -107,6 +107,14 @@ async fn slices_stay_with_their_proxy_over_a_broken_stream_and_a_restart_and_are
         text.contains("slice 0") && text.contains("given to another proxy"),
         "{text}"
     );
+    // The worker says so long before the resource manager can: who comes now is given no dead links, but waits.
+    let given_up = async {
+        while cluster.status().await["devices"] != 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let given_up = tokio::time::timeout(Duration::from_secs(60), given_up).await;
+    given_up.expect("the proxy has no devices any more");
     // It asks anew, and waits behind the other.
     way.send_replace(true);
     until(

@@ -200,6 +200,7 @@ impl Link {
             local,
             pending: Mutex::default(),
             dead: AtomicBool::new(false),
+            given_away: AtomicBool::new(false),
             gone: CancellationToken::new(),
             deaths: dial.deaths,
             gang: Arc::clone(gang),
@@ -255,6 +256,7 @@ impl Link {
             local: None,
             pending: Mutex::default(),
             dead: AtomicBool::new(false),
+            given_away: AtomicBool::new(false),
             gone: CancellationToken::new(),
             deaths: dial.deaths,
             gang: Arc::clone(gang),
@@ -345,6 +347,11 @@ impl Link {
     /// True once the worker is lost.
     pub(crate) fn is_dead(&self) -> bool {
         self.wire.dead.load(Relaxed)
+    }
+
+    /// The worker has said that another lease than the link's has it now.
+    pub(crate) fn is_given_away(&self) -> bool {
+        self.wire.given_away.load(Relaxed)
     }
 
     /// Waits until the worker is lost.

@@ -142,11 +142,13 @@ impl Session {
 
     /// Ends for a newer session, and says so.
     pub(crate) fn superseded(self, epoch: u64) {
-        let why = match epoch == self.epoch {
-            true => "the proxy has connected anew".to_owned(),
-            false => format!("its slice has been given to another proxy, under lease {epoch}"),
+        let given_away = epoch != self.epoch;
+        let why = match given_away {
+            false => "the proxy has connected anew".to_owned(),
+            true => format!("its slice has been given to another proxy, under lease {epoch}"),
         };
-        self.outbox.send(reply::Reply::Ended(Ended { why }));
+        self.outbox
+            .send(reply::Reply::Ended(Ended { why, given_away }));
     }
 
     /// Applies the next op of the stream.

@@ -193,7 +193,7 @@ impl Follower {
                     Some((place, epoch, dialled)) = self.dialling.next() => {
                         self.dialled(place, epoch, dialled);
                     }
-                    () = deaths.notified() => {}
+                    () = deaths.notified() => self.hear_workers(),
                     () = async { sleep_until(next.unwrap_or_else(Instant::now)).await }, if next.is_some() => {}
                 }
             }
@@ -210,7 +210,6 @@ impl Follower {
             .send_modify(|state| state.1.clone_from(&allotment.progress));
         self.progress.clone_from(&allotment.progress);
         if allotment.epoch == 0 {
-            self.complete = false;
             self.lose_slices();
             return;
         }
@@ -295,8 +294,24 @@ impl Follower {
         }
     }
 
+    /// A worker knows of another lease sooner than this proxy, which may have lost the resource manager.
+    fn hear_workers(&mut self) {
+        let links = self.places.iter().filter_map(|place| place.link.as_ref());
+        if links
+            .filter(|link| link.epoch == self.epoch)
+            .any(|link| link.is_given_away())
+        {
+            "its slices were given to another proxy, and the resource manager has not answered since"
+                .clone_into(&mut self.progress);
+            self.sender
+                .send_modify(|state| state.1.clone_from(&self.progress));
+            self.lose_slices();
+        }
+    }
+
     /// The lease is over: others may have the slices, and there is nothing left to go back to. Clients that come now wait.
     fn lose_slices(&mut self) {
+        self.complete = false;
         if self.epoch == 0 {
             return;
         }

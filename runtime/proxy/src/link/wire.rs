@@ -39,6 +39,8 @@ pub(super) struct Wire {
     pub(super) pending: Mutex<Pending>,
     /// Whether `pending` says so.
     pub(super) dead: AtomicBool,
+    /// Another lease has the worker, as it says itself.
+    pub(super) given_away: AtomicBool,
     /// Cancelled at the same time.
     pub(super) gone: CancellationToken,
     /// Told of the death.
@@ -76,6 +78,7 @@ impl Wire {
             }
             Some(reply::Reply::Ended(ended)) => {
                 tracing::warn!(worker = %name, why = ended.why, "worker lost");
+                self.given_away.store(ended.given_away, Relaxed);
                 self.die(name, &ended.why);
                 return;
             }
