@@ -193,6 +193,40 @@ def test_a_slice_is_lost_in_every_way_and_comes_back_for_an_open_client(tmp_path
         client.end()
 
 
+def test_a_slice_of_two_workers_lives_and_dies_as_one(tmp_path):
+    with parts(tmp_path) as made:
+        cluster = Slices(made, 2)
+
+        def start(slice):
+            for task in (0, 1):
+                flags = (f"--slice={slice}", f"--task={task}", "--slice_tasks=2", "--devices_per_worker=1")
+                manager = f"--resource_manager_address={cluster.manager}"
+                made.start(f"worker-{slice}-{task}", "worker", manager, *flags)
+
+        def kill(slice, task):
+            worker = made.running[f"worker-{slice}-{task}"]
+            worker.kill()
+            worker.wait(20)
+
+        start(0), start(1)
+        client = Client(made, cluster.proxy())
+        assert client.ask("alive()") == "[0, 1]"
+        kill(1, 0)
+        assert client.ask("alive()") == "[0]"
+        kill(1, 1)
+        assert client.ask("alive()") == "[0]"
+        assert client.ask("double(put(0))") == RESULT
+        # Nobody is left who could compile: what waits for slices finds none, and goes on waiting.
+        kill(0, 0), kill(0, 1)
+        assert client.ask("alive()") == "[]"
+        start(1)
+        assert client.ask("wait(1)") == "[1]"
+        start(0)
+        assert client.ask("wait(2)") == "[0, 1]"
+        assert client.ask("over_both()") == "[1. 1. 1. 1.]"
+        client.end()
+
+
 def test_a_worker_that_is_told_to_end_finishes_what_it_was_asked(tmp_path):
     with parts(tmp_path) as made:
         cluster = Slices(made, 2)

@@ -5,7 +5,11 @@ use std::{future::Future, time::Duration};
 use bytes::Bytes;
 use waystation_client::{Client, Error, Request, Response, request};
 use waystation_proto::xla::ifrt::proxy::{CheckValueReadyRequest, LoadedExecutableDeleteRequest};
-use waystation_tests::{cluster::Cluster, relay::relay};
+use waystation_tests::{
+    cluster::Cluster,
+    relay::relay,
+    spanning::{self, MEAN_AND_ONE, compile as compile_over},
+};
 
 const INVALID_ARGUMENT: Option<i32> = Some(3);
 const DATA_LOSS: Option<i32> = Some(15);
@@ -151,4 +155,45 @@ async fn a_deleted_program_stays_deleted_when_another_worker_comes() {
     let next = execute(&client, kept, array).await.expect("there again");
     let next = fetch(&client, next).await.expect("it runs");
     assert_eq!(next, floats(&[2.0; 4]));
+}
+
+/// pathwaysutils compiles a program for each slice, to see by its execution which ones live.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn programs_for_lost_workers_are_still_told_of() {
+    let mut cluster = Cluster::start(3, 2).await;
+    let client = cluster.client().await;
+    let slice = [2, 3, 4, 5];
+    let array = spanning::put(&client, [1.0; 4], &slice).await;
+    cluster.lose(1);
+    cluster.lose(2);
+    told(&cluster, "1 of 3 workers").await;
+    // By another worker, that is none of the program's.
+    let over_two = compile_over(&client, MEAN_AND_ONE, &slice).await;
+    let result = spanning::execute(&client, over_two.expect("told of"), array).await;
+    let error = spanning::values(&client, result).await.expect_err("lost");
+    assert_eq!(error.code(), DATA_LOSS, "{error}");
+    compile(&client, 5).await;
+
+    // Nobody is left: what was compiled before is known.
+    cluster.lose(0);
+    told(&cluster, "0 of 3 workers").await;
+    let again = compile_over(&client, MEAN_AND_ONE, &slice).await;
+    let again = again.expect("known");
+    let result = spanning::execute(&client, again, array).await;
+    let error = spanning::values(&client, result).await.expect_err("lost");
+    assert_eq!(error.code(), DATA_LOSS, "{error}");
+    compile(&client, 5).await;
+
+    // The programs run once there are workers.
+    for task in 0..3 {
+        cluster.replace(task);
+    }
+    told(&cluster, "3 of 3 workers").await;
+    serves(&client, 5).await;
+    let array = spanning::put(&client, [1.0, 2.0, 3.0, 6.0], &slice).await;
+    let result = spanning::execute(&client, again, array).await;
+    assert_eq!(
+        spanning::values(&client, result).await.expect("it runs"),
+        [4.0; 4]
+    );
 }

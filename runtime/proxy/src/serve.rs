@@ -22,7 +22,7 @@ use crate::{
     large_transfers::LargeTransfers,
     link::{CONNECTION_WINDOW_BYTES, Gang, Ids, STREAM_WINDOW_BYTES},
     quiet,
-    session::{Shared, Usages},
+    session::{Descriptions, Shared, Usages},
     status_page,
 };
 
@@ -84,6 +84,7 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Er
         xla_flags: config.xla_flags,
         recording: config.recording,
         large_transfers: Arc::new(LargeTransfers::new(config.large_transfer_directory)),
+        descriptions: Descriptions::default(),
     });
     tokio::spawn(quiet::watch(
         Arc::clone(&counters),

@@ -9,6 +9,7 @@ mod arrays;
 mod bitcast;
 mod compiled;
 mod copies;
+mod descriptions;
 mod execute;
 mod foresight;
 mod init;
@@ -68,7 +69,10 @@ use crate::{
     status::{self, Status},
 };
 
-pub(crate) use self::usage::{Held, Usages};
+pub(crate) use self::{
+    descriptions::Descriptions,
+    usage::{Held, Usages},
+};
 
 /// The lowest handle that a server may mint; the client's own start at 1.
 const FIRST_SERVER_HANDLE: u64 = 1 << 48;
@@ -85,6 +89,7 @@ pub(crate) struct Shared {
     pub(crate) xla_flags: Vec<String>,
     pub(crate) recording: Option<Recording>,
     pub(crate) large_transfers: Arc<LargeTransfers>,
+    pub(crate) descriptions: Descriptions,
 }
 
 /// How a request is answered.

@@ -80,7 +80,11 @@ impl XlaProgram {
         let reply::Reply::CompileDone(done) = compiled.wait().await? else {
             return Err(unexpected("Compile"));
         };
-        self.info = done.info.unwrap_or_default();
+        self.describe(done.info.unwrap_or_default())
+    }
+
+    fn describe(&mut self, info: ExecutableInfo) -> Result<(), Status> {
+        self.info = info;
         let devices = &self.placement.devices;
         let results = self.info.results.iter();
         self.results = results
@@ -119,9 +123,9 @@ impl XlaProgram {
     }
 
     /// Learns what the program is like although a worker of it is lost: one that lives compiles it. pathwaysutils compiles for
-    /// slices that are gone, to see whether they are; it is the execution that fails. Where no worker lives, one is waited for,
-    /// as long as a silent one counts as alive: `lost` is how it ends otherwise.
-    async fn describe(
+    /// slices that are gone, to see whether they are; it is the execution that fails. Where no worker lives and the program has
+    /// not been compiled before, one is waited for, as long as a silent one counts as alive: `lost` is how it ends otherwise.
+    async fn learn_elsewhere(
         &mut self,
         compile: Compile,
         mut clusters: ClusterWatch,
@@ -136,7 +140,7 @@ impl XlaProgram {
                 let compile = op::Op::Compile(Compile {
                     request,
                     executable,
-                    stand_in: !self.placement.spans(),
+                    stand_in: true,
                     ..compile.clone()
                 });
                 let compiled = link.call(request, compile).await;
@@ -159,20 +163,20 @@ impl XlaProgram {
         }
     }
 
-    /// A living worker that can compile the program: one of its own, or, where it has but one, any with as many devices.
+    /// A living worker that can compile the program: any with as many devices; where it spans workers, any that takes part in
+    /// such programs, for those are compiled alike everywhere.
     fn stand_in(&self, cluster: &Cluster) -> Option<Arc<Link>> {
-        let alive = |link: &&Arc<Link>| !link.is_dead();
-        if self.placement.spans() {
-            let mut own = self.placement.links();
-            return own.find(alive).map(Arc::clone);
-        }
-        let devices = |index: usize| {
+        let fits = |index: usize, link: &Link| {
+            if self.placement.spans() {
+                return link.cannot_span().is_none();
+            }
             let all = cluster.devices.all.iter();
-            all.filter(|device| device.link == index).count()
+            let devices = all.filter(|device| device.link == index).count();
+            devices >= self.placement.devices.len()
         };
         let mut links = cluster.links.iter().enumerate();
         links
-            .find(|(index, link)| alive(link) && devices(*index) >= self.placement.devices.len())
+            .find(|(index, link)| !link.is_dead() && fits(*index, link))
             .map(|(_, link)| Arc::clone(link))
     }
 }
@@ -204,7 +208,7 @@ impl Session {
             }
             Some(lost) => Err(lost),
         };
-        let clusters = self.shared.cluster.clone();
+        let shared = Arc::clone(&self.shared);
         let mut program = XlaProgram {
             id,
             placement,
@@ -219,9 +223,18 @@ impl Session {
                 Err(lost) => Err(lost),
             };
             match (compiled, program.placement.lost()) {
-                (Err(_), Some(lost)) => program.describe(compile, clusters, &ids, lost).await?,
+                (Err(_), Some(lost)) => match shared.descriptions.get(&program.source) {
+                    Some(info) => program.describe(info)?,
+                    None => {
+                        let clusters = shared.cluster.clone();
+                        program
+                            .learn_elsewhere(compile, clusters, &ids, lost)
+                            .await?;
+                    }
+                },
                 (compiled, _) => compiled?,
             }
+            shared.descriptions.put(&program.source, &program.info);
             Ok(program)
         }
     }

@@ -148,7 +148,7 @@ impl Session {
             options,
             ordinals,
             xla_flags,
-            spanning: matches!(placement, Ok(Some(_))),
+            spanning: !processes.is_empty(),
             device_ids,
         };
         let compiler = Arc::clone(&self.core.compiler);
