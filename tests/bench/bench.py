@@ -196,7 +196,7 @@ class Bench(CacheParts, CheckpointParts, SpanningParts):
     def hops(self, wait, before, after, taken):
         """Where a waited-for call's mean time goes. The client's library and the wire are what the null server shows."""
         block = wait == "block"
-        kind = "ready" if block else "read"
+        kind = "waits" if block else "read"
         count = after[kind]["count"] - before[kind]["count"]
         answered = after["totals"]["reads"] - before["totals"]["reads"]
         if not count or not (block or answered):

@@ -110,6 +110,13 @@ class Checks:
         assert line["result"] == "passed", line["detail"]
 
 
+def named_once(pairs):
+    """A JSON object's; Python's reader would keep the last of two that are named alike, and others the first."""
+    names = [name for name, _ in pairs]
+    assert len(names) == len(set(names)), names
+    return dict(pairs)
+
+
 class Cluster:
     """One `waystation run` that is held open, and the environment that it gives to its clients."""
 
@@ -141,7 +148,7 @@ class Cluster:
 
     def status(self):
         with urllib.request.urlopen(self.environment["WAYSTATION_STATUS_URL"], timeout=10) as response:
-            return json.load(response)
+            return json.load(response, object_pairs_hook=named_once)
 
     def totals(self):
         return self.status()["totals"]

@@ -393,7 +393,7 @@ async fn a_client_that_waits_for_each_execution_has_the_worker_asked_once() {
     }
     assert_eq!(fetch(&client, array).await.expect("fetched"), vec![32.0; 4]);
     let status = cluster.status().await;
-    assert_eq!(status["ready"]["count"], 5, "{status}");
+    assert_eq!(status["waits"]["count"], 5, "{status}");
     assert_eq!(status["totals"]["watches"], 1, "{status}");
 
     // Its bytes come after the execution, and are too few.

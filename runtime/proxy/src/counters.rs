@@ -29,9 +29,9 @@ pub(crate) struct Counters {
     /// Compile requests.
     pub(crate) compile_requests: AtomicU64,
     /// CheckValueReady, from the stream to the reply.
-    pub(crate) ready: Times,
+    pub(crate) waits: Times,
     /// The part of it from the op to the worker to the worker's answer.
-    pub(crate) ready_link: Times,
+    pub(crate) waits_link: Times,
     /// CopyToHostBuffer, from the stream to the reply.
     pub(crate) read: Times,
     /// The part of it from the op to the worker to the worker's answer.
@@ -80,8 +80,8 @@ pub(crate) struct Snapshot {
     requests: u64,
     executes: u64,
     compile_requests: u64,
-    ready: TimesSnapshot,
-    ready_link: TimesSnapshot,
+    waits: TimesSnapshot,
+    waits_link: TimesSnapshot,
     read: TimesSnapshot,
     read_link: TimesSnapshot,
 }
@@ -109,8 +109,8 @@ impl Counters {
             requests: get(&self.requests),
             executes: get(&self.executes),
             compile_requests: get(&self.compile_requests),
-            ready: self.ready.snapshot(),
-            ready_link: self.ready_link.snapshot(),
+            waits: self.waits.snapshot(),
+            waits_link: self.waits_link.snapshot(),
             read: self.read.snapshot(),
             read_link: self.read_link.snapshot(),
         }

@@ -465,7 +465,7 @@ fn names_its_line(request: &Request) -> bool {
 /// The requests that a client waits for while it runs: where their time is counted.
 fn timed(request: &Request) -> Option<fn(&Counters) -> &Times> {
     match request {
-        Request::CheckValueReadyRequest(_) => Some(|counters| &counters.ready),
+        Request::CheckValueReadyRequest(_) => Some(|counters| &counters.waits),
         Request::CopyToHostBufferRequest(_) => Some(|counters| &counters.read),
         _ => None,
     }

@@ -95,7 +95,7 @@ impl Session {
         };
         Ok(Outcome::Later(Box::pin(async move {
             ready.await?;
-            counters.ready_link.add(since);
+            counters.waits_link.add(since);
             Ok(Response::CheckValueReadyResponse(
                 CheckValueReadyResponse {},
             ))
