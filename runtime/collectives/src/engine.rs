@@ -1,5 +1,6 @@
 //! Calls of one process's partitions meet those of all others.
 
+mod connection;
 mod exchange;
 mod gather;
 mod launch;
@@ -111,6 +112,20 @@ impl Table {
                 self.outcomes.remove(&oldest);
             }
         }
+    }
+
+    /// Forgets what a process has said of launches that are not open here: what it asked for it will not take.
+    fn drop_said_by(&mut self, process: Process) {
+        let early: Vec<u64> = self.early.keys().copied().collect();
+        for launch in early {
+            if let Some(keys) = self.early.get_mut(&launch) {
+                let before = keys.len();
+                keys.retain(|(from, _)| *from != process);
+                self.early_count -= before - keys.len();
+            }
+        }
+        self.early.retain(|_, keys| !keys.is_empty());
+        self.drop_here_from(process);
     }
 
     fn drop_early(&mut self, launch: u64) -> Vec<(Process, Key)> {
@@ -508,18 +523,7 @@ impl Engine {
         let open: Vec<_> = {
             let mut table = lock(&self.0.table);
             table.lost.insert(process, failure.clone());
-            // What it asked for it will not take.
-            let early: Vec<u64> = table.early.keys().copied().collect();
-            for launch in early {
-                if let Some(keys) = table.early.get_mut(&launch) {
-                    let before = keys.len();
-                    keys.retain(|(from, _)| *from != process);
-                    let dropped = before - keys.len();
-                    table.early_count -= dropped;
-                }
-            }
-            table.early.retain(|_, keys| !keys.is_empty());
-            table.drop_here_from(process);
+            table.drop_said_by(process);
             table.open.values().cloned().collect()
         };
         for state in open {
@@ -529,7 +533,7 @@ impl Engine {
         }
     }
 
-    /// Says that a process that was lost, or another in its place, can be spoken with.
+    /// Says that a process that was lost, or another in its place, is there: launches with a partition there may be opened.
     pub fn found(&self, process: Process) {
         lock(&self.0.table).lost.remove(&process);
     }

@@ -41,6 +41,21 @@ impl Gather {
         lock(&self.0).here.insert(process);
     }
 
+    /// Whether a process has said that it can start its part.
+    pub(super) fn has(&self, process: Process) -> bool {
+        lock(&self.0).here.contains(&process)
+    }
+
+    /// Forgets that a process can start its part, if the launch waits; it will say so again. False if the launch has begun.
+    pub(super) fn forgets(&self, process: Process) -> bool {
+        let mut inner = lock(&self.0);
+        let waits = inner.then.is_some();
+        if waits {
+            inner.here.remove(&process);
+        }
+        waits
+    }
+
     fn take_if_all(&self, placement: &[Process]) -> Option<Then> {
         let mut inner = lock(&self.0);
         // Looked through once or twice a launch, and shorter than what a launch does else.
@@ -138,10 +153,18 @@ impl Engine {
 
     /// This process can start its part of a launch.
     pub(super) fn here(&self, state: &State) {
+        // First: what cannot be said now, for want of a connection, is said when there is one.
+        state.gather.add(self.0.me);
         let mut told = HashSet::from([self.0.me]);
         for process in state.placement.iter() {
-            if told.insert(*process) {
-                self.send(state, *process, Message::Here(state.number));
+            if !told.insert(*process) {
+                continue;
+            }
+            let sent = self.0.transport.send(*process, Message::Here(state.number));
+            if let Err(failure) = sent
+                && failure.code() != Code::DataLoss
+            {
+                self.end(state.number, failure, true);
             }
         }
         self.came(state, self.0.me);

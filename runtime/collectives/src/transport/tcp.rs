@@ -7,7 +7,7 @@
 //! Data is written from the memory of the operands. What is queued is pieces that the other side has asked for, so the queue
 //! holds no memory of its own, and is as long as the calls under way ask for.
 //!
-//! A connection that breaks loses the process ([`Engine::lost`]), and one made anew finds it again.
+//! The engine hears of a connection that breaks ([`Engine::broke`]), and then of one made anew ([`Engine::connected`]).
 
 use super::frame::{Head, text};
 use super::hello::{Secret, greeted, hello, refused, timed_out};
@@ -119,12 +119,12 @@ impl Transport for Tcp {
     fn send(&self, to: Process, message: Message) -> Result<(), Failure> {
         let peer = self.peers().get(&to).cloned();
         let Some(peer) = peer else {
-            return Err(self.gone(to, "there is no connection to it"));
+            return Err(self.broken(to, "there is none now"));
         };
         {
             let mut queue = peer.queue();
             if queue.closed {
-                return Err(self.gone(to, "the connection to it has ended"));
+                return Err(self.broken(to, "it has ended"));
             }
             match message {
                 Message::Data(transfer) => queue.data.push(transfer),
@@ -184,12 +184,27 @@ impl Tcp {
     /// The failure of what needs a process that is gone.
     #[must_use]
     pub fn gone(&self, process: Process, why: &str) -> Failure {
-        let names = self.0.names.lock().unwrap_or_else(PoisonError::into_inner);
-        let message = match names.get(&process) {
-            Some(name) => format!("worker {name} is gone: {why}"),
-            None => format!("the worker process {} is gone: {why}", process.0),
-        };
+        Failure::new(
+            Code::DataLoss,
+            format!("{} is gone: {why}", self.named(process)),
+        )
+    }
+
+    /// The failure of what needed the connection to a process. Whether that is gone is not known yet, and all the same to who
+    /// lost what the launch had taken over.
+    fn broken(&self, process: Process, why: &str) -> Failure {
+        let (other, me) = (self.named(process), self.named(self.0.me));
+        let message =
+            format!("{other} is gone, or the connection between it and {me} has broken: {why}");
         Failure::new(Code::DataLoss, message)
+    }
+
+    fn named(&self, process: Process) -> String {
+        let names = self.0.names.lock().unwrap_or_else(PoisonError::into_inner);
+        match names.get(&process) {
+            Some(name) => format!("worker {name}"),
+            None => format!("the worker process {}", process.0),
+        }
     }
 
     fn tell(&self, process: Process, connected: bool) {
@@ -316,7 +331,7 @@ impl Tcp {
             !mine && peers.contains_key(&process)
         };
         if !replaced {
-            engine.lost(process, &self.gone(process, &error.to_string()));
+            engine.broke(process, &self.broken(process, &error.to_string()));
             self.tell(process, false);
         }
     }
@@ -349,11 +364,11 @@ impl Tcp {
             peers.insert(process, Arc::clone(&peer))
         };
         if let Some(before) = before {
-            // It has begun anew, so what it had is gone.
+            // What was on its way over that one is gone.
             before.close();
-            engine.lost(process, &self.gone(process, "it has connected again"));
+            engine.broke(process, &self.broken(process, "it has connected again"));
         }
-        engine.found(process);
+        engine.connected(process);
         self.tell(process, true);
         drop(turn);
         let tcp = self.clone();

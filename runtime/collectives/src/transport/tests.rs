@@ -127,15 +127,31 @@ async fn data_goes_both_ways_and_connections_come_back() {
     let here = a.engine.open(51, BOTH).expect("it opens");
     let waiting = start(&here, 0, vec![1; 10]);
     b.tcp.disconnect(Process(0));
+    let broken = waiting.await.expect_err("gone");
+    assert_eq!(broken.code(), Code::DataLoss);
+    for process in ["process 0", "process 1"] {
+        assert!(broken.message().contains(process), "{broken:?}");
+    }
+    let here = a.engine.open(52, BOTH).expect("it opens");
+    let waiting = start(&here, 0, vec![1; 10]);
     assert_eq!(waiting.await.expect_err("gone").code(), Code::DataLoss);
-    assert_eq!(
-        a.engine.open(52, BOTH).expect_err("gone").code(),
-        Code::DataLoss
-    );
+    // What has not begun waits for another one.
+    let launches = [&a, &b].map(|node| node.engine.open(53, BOTH).expect("it opens"));
+    let all_here = [0, 1].map(|each| {
+        let (sender, receiver) = oneshot::channel();
+        launches[each].when_all_here(move |outcome| {
+            let _ = sender.send(outcome);
+        });
+        launches[each].here();
+        receiver
+    });
     a.tcp
         .connect(Process(1), b.address, a.engine.clone())
         .await
         .expect("it connects");
+    for each in all_here {
+        assert_eq!(each.await, Ok(Ok(())));
+    }
     let here = a.engine.open(60, BOTH).expect("it opens");
     let mine = start(&here, 0, vec![1; 10]);
     // The other side has taken the connection before it answers.

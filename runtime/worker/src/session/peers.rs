@@ -137,12 +137,15 @@ impl Session {
             tcp.disconnect(process);
             engine.lost(process, &tcp.gone(process, "it has ended"));
         }
+        tcp.name(me, Some(self.core.place.clone()));
         let mut added = Vec::new();
         for (process, peer) in named {
             if self.lease.peers.contains_key(&process) {
                 continue;
             }
             tcp.name(process, Some(peer.name.clone()));
+            // Launches with it wait for a connection from now on.
+            engine.found(process);
             added.push(process);
             self.lease.peers.insert(
                 process,

@@ -109,6 +109,76 @@ fn who_waits_hears_of_a_lost_process() {
     assert_eq!(heard(&waiting), None);
 }
 
+/// All messages between the two are lost, as with a connection, which is then made again.
+fn breaks(world: &mut World, meanwhile: impl FnOnce()) {
+    let broken = Failure::new(Code::DataLoss, "the connection has ended");
+    world.cut = vec![Process(0)];
+    world.run();
+    world.engines[0].broke(Process(1), &broken);
+    meanwhile();
+    world.engines[1].broke(Process(0), &broken);
+    world.run();
+    world.cut.clear();
+    world.engines[0].connected(Process(1));
+    world.engines[1].connected(Process(0));
+    world.run();
+}
+
+#[test]
+fn a_launch_that_waits_outlives_a_connection() {
+    let mut world = World::new(2, 7);
+    let launches: Vec<_> = (0..2).map(|each| open(&world, each, 1, &[0, 1])).collect();
+    let waiting: Vec<_> = launches.iter().map(wait).collect();
+    launches[0].here();
+    breaks(&mut world, || launches[1].here());
+    for each in &waiting {
+        assert_eq!(heard(each), Some(Ok(())));
+    }
+    // It has begun: bytes may be lost.
+    breaks(&mut world, || {});
+    for launch in &launches {
+        let failure = launch.failure().map(|failure| failure.code());
+        assert_eq!(failure, Some(Code::DataLoss));
+    }
+    // One side had begun, the other waits for word that was lost.
+    let launches: Vec<_> = (0..2).map(|each| open(&world, each, 2, &[0, 1])).collect();
+    let waiting: Vec<_> = launches.iter().map(wait).collect();
+    launches[1].here();
+    world.run();
+    launches[0].here();
+    assert_eq!(heard(&waiting[0]), Some(Ok(())));
+    breaks(&mut world, || {});
+    let code = heard(&waiting[1])
+        .and_then(Result::err)
+        .map(|each| each.code());
+    assert_eq!(code, Some(Code::DataLoss));
+    // One side fails it while there is none.
+    let launches: Vec<_> = (0..2).map(|each| open(&world, each, 3, &[0, 1])).collect();
+    let waiting: Vec<_> = launches.iter().map(wait).collect();
+    launches[1].here();
+    let failure = Failure::new(Code::Internal, "no input");
+    breaks(&mut world, || launches[0].fail(failure.clone()));
+    for each in &waiting {
+        assert_eq!(heard(each), Some(Err(failure.clone())));
+    }
+    // What one could start before is not taken for what it can now.
+    let first = open(&world, 0, 4, &[0, 1]);
+    let waiting = wait(&first);
+    world.engines[0].receive(Process(1), Message::Here(4));
+    breaks(&mut world, || {});
+    first.here();
+    world.run();
+    assert_eq!(heard(&waiting), None);
+    let second = open(&world, 1, 4, &[0, 1]);
+    let other = wait(&second);
+    second.here();
+    world.run();
+    assert_eq!(
+        [heard(&waiting), heard(&other)],
+        [Some(Ok(())), Some(Ok(()))]
+    );
+}
+
 /// The connection between the two was lost while one had the launch and the other had not, and has been made again.
 #[test]
 fn who_missed_word_of_a_failure_gets_it_again() {

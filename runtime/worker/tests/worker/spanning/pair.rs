@@ -66,16 +66,25 @@ impl Pair {
 
     /// The second worker has that secret.
     pub(super) async fn with(secret: [u8; 32]) -> Pair {
+        let pair = Pair::strangers(secret).await;
+        pair.tell(&pair.peers).await;
+        pair
+    }
+
+    /// Two that were not told of each other.
+    pub(super) async fn unknown() -> Pair {
+        Pair::strangers(SECRET).await
+    }
+
+    async fn strangers(secret: [u8; 32]) -> Pair {
         let workers = [Worker::start().await, Worker::start().await];
         let (first, first_peer) = attach(&workers[0], 1, 0, SECRET).await;
         let (second, second_peer) = attach(&workers[1], 1, 1, secret).await;
-        let pair = Pair {
+        Pair {
             workers,
             sessions: [first, second],
             peers: [first_peer, second_peer],
-        };
-        pair.tell(&pair.peers).await;
-        pair
+        }
     }
 
     pub(super) async fn tell(&self, peers: &[Peer]) {
