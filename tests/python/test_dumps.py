@@ -33,12 +33,16 @@ else:
 
 def run(folder, *flags, program=PROGRAM):
     """Runs the program once; gives its HLO and the workers' compiles, those for its text included."""
+    temporary = folder / "tmp"
+    temporary.mkdir(exist_ok=True)
     ended = subprocess.run(
         [BINARY, "run", f"--gcs_scratch_location=file://{folder}/bucket", "--devices_per_worker=1", *flags, "--",
          sys.executable, "-c", program],
-        env=base_environment(), capture_output=True, text=True, timeout=300,
+        env=base_environment() | {"TMPDIR": str(temporary)}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
+    # An executable keeps the options it was compiled with: XLA would dump again, to the same folder, wherever it is loaded.
+    assert not list(temporary.glob("waystation-text-*"))
     return json.loads(ended.stdout)
 
 

@@ -233,6 +233,24 @@ impl<'a> Message<'a> {
         self.fields.retain(|field| field.number != number);
     }
 
+    /// Takes out the occurrences of a field for which `out` says so.
+    pub fn remove_where(&mut self, number: u32, out: impl Fn(Value<'_>) -> bool) {
+        self.fields
+            .retain(|field| field.number != number || !out(field.value()));
+    }
+
+    /// Changes string, bytes and message fields where they stand, to what `change` makes of number and payload; those for
+    /// which it gives `None` stay as they are.
+    pub fn change_bytes(&mut self, mut change: impl FnMut(u32, &[u8]) -> Option<Vec<u8>>) {
+        for field in &mut self.fields {
+            if let Value::Bytes(payload) = field.value()
+                && let Some(changed) = change(field.number, payload)
+            {
+                *field = bytes_field(field.number, &changed);
+            }
+        }
+    }
+
     /// Puts a string, bytes or message field in the place of the first occurrence and takes out the others; at the end when
     /// there was none.
     pub fn set_bytes(&mut self, number: u32, bytes: &[u8]) {

@@ -51,7 +51,7 @@ pub(crate) fn make(
     let optimized = executable.optimized_program().map_err(failed)?;
     let info = program::describe(program, &optimized, &facts(client, &executable, shape))
         .map_err(|error| undescribed(&error))?;
-    let serialized = executable.serialize().map_err(failed);
+    let serialized = serialize(&executable, options);
     Ok(Made {
         executable,
         info,
@@ -83,13 +83,18 @@ pub(crate) fn make_spanning(
     };
     let info = program::describe_unscheduled(program, &module, &facts)
         .map_err(|error| undescribed(&error))?;
-    let serialized = executable.serialize().map_err(failed);
+    let serialized = serialize(&executable, options);
     Ok(Made {
         executable,
         info,
         serialized,
         took,
     })
+}
+
+fn serialize(executable: &LoadedExecutable, options: &[u8]) -> Result<Vec<u8>, StatusProto> {
+    let serialized = executable.serialize().map_err(failed)?;
+    Ok(program::without_dump(serialized, options))
 }
 
 /// Only the plugin's part of it; `see` gets the module before its collectives are replaced. Blocks.

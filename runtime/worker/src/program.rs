@@ -13,7 +13,7 @@ mod options;
 mod sharding;
 
 pub use describe::{PluginFacts, describe, describe_unscheduled};
-pub use dump::{Dump, with_dump};
+pub use dump::{Dump, with_dump, without_dump};
 pub use error::Error;
 pub use flags::Defaults;
 pub(crate) use known::similar;
