@@ -20,10 +20,10 @@ use crate::transport::{CHUNK, Key, Message, Process, Transfer, Transport};
 use bytes::Bytes;
 use exchange::{Part, lock};
 use launch::{Action, State};
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
-/// How many launches that have ended are remembered, so that what comes late is known to be late.
+/// How many launches that have ended are remembered with their outcome. Of those with smaller numbers, only that they have ended.
 const ENDED: usize = 4096;
 
 /// How many pieces may be asked for, of launches that are not open here yet.
@@ -92,9 +92,11 @@ struct Table {
     /// Processes that can start launches which are not open here yet.
     here: HashMap<u64, Vec<Process>>,
     here_count: usize,
-    /// Launches that have ended, oldest first, and why those that failed did.
-    ended: VecDeque<u64>,
-    outcomes: HashMap<u64, Option<Failure>>,
+    /// Launches that have ended, and why those that failed did. Others with greater numbers may have failed before they open here.
+    ended: BTreeMap<u64, Option<Failure>>,
+    /// The greatest number of those that are not remembered. Launches open in the order of their numbers, so one up to this that is
+    /// not open has ended.
+    forgotten: Option<u64>,
     /// Processes that are gone, until they come back.
     lost: BTreeMap<Process, Failure>,
 }
@@ -104,12 +106,10 @@ impl Table {
         self.open.remove(&launch);
         self.drop_early(launch);
         self.drop_here(launch);
-        if self.outcomes.insert(launch, failure).is_none() {
-            self.ended.push_back(launch);
-        }
+        self.ended.insert(launch, failure);
         while self.ended.len() > ENDED {
-            if let Some(oldest) = self.ended.pop_front() {
-                self.outcomes.remove(&oldest);
+            if let Some((first, _)) = self.ended.pop_first() {
+                self.forgotten = self.forgotten.max(Some(first));
             }
         }
     }
@@ -126,6 +126,20 @@ impl Table {
         }
         self.early.retain(|_, keys| !keys.is_empty());
         self.drop_here_from(process);
+    }
+
+    /// How a launch that is not open has ended, if it has.
+    fn outcome(&self, launch: u64) -> Option<Option<Failure>> {
+        let remembered = self.ended.get(&launch).cloned();
+        remembered.or_else(|| {
+            let is_forgotten = Some(launch) <= self.forgotten;
+            is_forgotten.then(|| {
+                Some(Failure::new(
+                    Code::FailedPrecondition,
+                    format!("launch {launch} has ended long ago on another worker"),
+                ))
+            })
+        })
     }
 
     fn drop_early(&mut self, launch: u64) -> Vec<(Process, Key)> {
@@ -192,16 +206,19 @@ impl Engine {
         }
         let (state, early, here) = {
             let mut table = lock(&self.0.table);
-            match table.outcomes.get(&number) {
+            if table.open.contains_key(&number) {
+                return Err(wrong("is open"));
+            }
+            match table.outcome(number) {
                 Some(Some(failure)) => {
+                    table.drop_early(number);
+                    table.drop_here(number);
                     // Not all may have heard of it.
-                    let failure = failure.clone();
                     drop(table);
                     self.tell(number, &placement, &failure);
                     return Err(failure);
                 }
                 Some(None) => return Err(wrong("has ended")),
-                None if table.open.contains_key(&number) => return Err(wrong("is open")),
                 None => {}
             }
             if let Some(failure) = placement.iter().find_map(|each| table.lost.get(each)) {
@@ -303,8 +320,8 @@ impl Engine {
     fn ready(&self, from: Process, key: Key) {
         let state = {
             let mut table = lock(&self.0.table);
-            let outcome = table.outcomes.get(&key.launch).cloned();
-            match (table.open.get(&key.launch).cloned(), outcome) {
+            let open = table.open.get(&key.launch).cloned();
+            match (open, table.outcome(key.launch)) {
                 (Some(state), _) => state,
                 (None, Some(outcome)) => {
                     drop(table);
@@ -481,10 +498,10 @@ impl Engine {
     fn end(&self, number: u64, failure: Failure, tell: bool) {
         let state = {
             let mut table = lock(&self.0.table);
-            if table.outcomes.contains_key(&number) {
+            let state = table.open.get(&number).cloned();
+            if state.is_none() && table.outcome(number).is_some() {
                 return;
             }
-            let state = table.open.get(&number).cloned();
             table.end(number, Some(failure.clone()));
             state
         };

@@ -121,7 +121,7 @@ impl Engine {
             }
             return;
         }
-        if let Some(outcome) = table.outcomes.get(&number).cloned() {
+        if let Some(outcome) = table.outcome(number) {
             drop(table);
             self.tell_again(from, number, outcome);
             return;

@@ -260,7 +260,7 @@ fn pieces_asked_for_too_early_are_bounded() {
     }
     let table = lock(&world.engines[0].0.table);
     assert_eq!(table.early_count, EARLY);
-    assert!(matches!(table.outcomes.get(&(EARLY as u64)), Some(Some(_))));
+    assert!(matches!(table.ended.get(&(EARLY as u64)), Some(Some(_))));
     drop(table);
     let told = world.queue.lock().expect("no panic").pop_front();
     assert!(matches!(told, Some((_, Process(1), Message::Fail(_, _)))));
@@ -279,7 +279,53 @@ fn ended_launches_are_forgotten_in_the_end() {
         );
     }
     let table = lock(&world.engines[0].0.table);
-    assert_eq!((table.ended.len(), table.outcomes.len()), (ENDED, ENDED));
+    assert_eq!(table.ended.len(), ENDED);
+}
+
+#[test]
+fn what_comes_for_a_launch_that_is_forgotten_is_known_to_be_late() {
+    let world = World::new(2, 7);
+    let engine = &world.engines[0];
+    let both = [Process(0), Process(1)];
+    let failure = Failure::new(Code::ResourceExhausted, "no memory");
+    let first = engine.open(1, both).expect("it opens");
+    first.fail(failure.clone());
+    // One that is to come.
+    let coming = 1_000_000;
+    engine.receive(Process(1), Message::Fail(coming, failure.clone()));
+    // One that is open for long.
+    let long = engine.open(2, both).expect("it opens");
+    for number in 3..2 * ENDED as u64 {
+        drop(engine.open(number, [Process(0)]).expect("it opens"));
+    }
+    long.fail(failure.clone());
+    drop((first, long));
+    world.queue.lock().expect("no panic").clear();
+    for launch in [1, 2] {
+        let key = Key {
+            launch,
+            execution: 0,
+            op: 0,
+            lane: 0,
+            source: 0,
+            target: 1,
+        };
+        for late in [Message::Here(launch), Message::Ready(key)] {
+            engine.receive(Process(1), late);
+            let told = world.queue.lock().expect("no panic").pop_front();
+            let is_told = matches!(&told, Some((_, Process(1), Message::Fail(number, _))) if *number == launch);
+            assert!(is_told, "{told:?}");
+        }
+        engine.receive(Process(1), Message::Fail(launch, failure.clone()));
+        let table = lock(&engine.0.table);
+        assert_eq!((table.early_count, table.here_count), (0, 0));
+        assert_eq!(table.ended.len(), ENDED);
+        drop(table);
+        assert!(engine.is_idle());
+        assert!(engine.open(launch, both).is_err());
+        world.queue.lock().expect("no panic").clear();
+    }
+    assert_eq!(engine.open(coming, both).expect_err("failed"), failure);
 }
 
 #[test]
