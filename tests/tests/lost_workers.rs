@@ -1,13 +1,13 @@
 //! Workers that are lost, and workers that only the resource manager takes for lost.
 
-use std::{future::Future, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use waystation_client::{Client, Error, Request, Response, request};
 use waystation_proto::xla::ifrt::proxy::{CheckValueReadyRequest, LoadedExecutableDeleteRequest};
 use waystation_tests::{
-    cluster::Cluster,
-    relay::relay,
+    cluster::{Cluster, mock_plugin},
+    relay::{Silence, relay},
     spanning::{self, MEAN_AND_ONE, compile as compile_over},
 };
 
@@ -196,4 +196,29 @@ async fn programs_for_lost_workers_are_still_told_of() {
         spanning::values(&client, result).await.expect("it runs"),
         [4.0; 4]
     );
+}
+
+/// Workers of a group, since each has a connection more to the resource manager.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_to_a_resource_manager_that_fell_silent_are_ended_within_a_short_lease() {
+    let silence = Arc::new(Silence::default());
+    let lease = Duration::from_secs(1);
+    let cluster = Cluster::start_leased(
+        lease,
+        2,
+        1,
+        |worker| {
+            worker.plugin = mock_plugin();
+            worker.plugin_collectives = true;
+            let manager = worker.resource_manager.take().expect("there is one");
+            worker.resource_manager = Some(silence.relay(manager));
+        },
+        |proxy| proxy.resource_manager = silence.relay(proxy.resource_manager.clone()),
+    )
+    .await;
+    let client = cluster.client().await;
+    serves(&client, 1).await;
+    // By the pings of the usual lease it takes 8 s and more.
+    let ended = tokio::time::timeout(lease * 7, silence.fall()).await;
+    ended.expect("nobody keeps what is silent");
 }

@@ -148,6 +148,7 @@ impl Link {
             attempt,
             process,
             collectives_secret: gang.secret(),
+            lease_ms: u32::try_from(dial.lease.as_millis()).unwrap_or(u32::MAX),
         });
         let mut replies = client(control)
             .session(Ops::new(&queue, attach))

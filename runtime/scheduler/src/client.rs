@@ -13,8 +13,8 @@ use tonic::{
 };
 use tracing::{info, warn};
 use waystation_proto::waystation::scheduler::{
-    AllotRequest, Allotment, GiveBackRequest, IntroduceReply, IntroduceRequest, SchedulerStatus,
-    SchedulerStatusRequest, resource_manager_client::ResourceManagerClient,
+    AllotRequest, Allotment, GetLeaseRequest, GiveBackRequest, IntroduceReply, IntroduceRequest,
+    SchedulerStatus, SchedulerStatusRequest, resource_manager_client::ResourceManagerClient,
 };
 
 use crate::serve::{CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES};
@@ -25,7 +25,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// For the TCP connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// HTTP/2 pings, so that a vanished resource manager is noticed.
+/// HTTP/2 pings, so that a vanished resource manager is noticed: for short questions, and for streams under the usual lease.
 const PING: Duration = Duration::from_secs(5);
 /// For the goodbye, which a resource manager that does not answer must not hold up.
 const GOODBYE: Duration = Duration::from_secs(1);
@@ -205,7 +205,7 @@ async fn stream_allotments(
     allotments: &watch::Sender<Option<Allotment>>,
     pause: &mut Duration,
 ) -> Result<(), Error> {
-    let mut client = connect(address).await?;
+    let mut client = connect_for_stream(address).await?;
     let mut request = request.clone();
     if let Some(last) = allotments.borrow().as_ref() {
         request.resume_epoch = last.epoch;
@@ -233,7 +233,24 @@ async fn stream_allotments(
     Ok(())
 }
 
+/// A connection whose silence is noticed within the lease, as the resource manager notices ours.
+async fn connect_for_stream(address: &str) -> Result<ResourceManagerClient<Channel>, Error> {
+    let mut client = connect(address).await?;
+    let answer = client.get_lease(GetLeaseRequest {}).await;
+    let lease = answer
+        .map_err(|status| refused(address, status))?
+        .into_inner();
+    match Duration::from_millis(lease.lease_ms.into()) / 2 {
+        PING | Duration::ZERO => Ok(client),
+        ping => dial(address, ping).await,
+    }
+}
+
 async fn connect(address: &str) -> Result<ResourceManagerClient<Channel>, Error> {
+    dial(address, PING).await
+}
+
+async fn dial(address: &str, ping: Duration) -> Result<ResourceManagerClient<Channel>, Error> {
     let endpoint =
         Endpoint::from_shared(format!("http://{address}")).map_err(|source| Error::Address {
             address: address.to_owned(),
@@ -242,8 +259,8 @@ async fn connect(address: &str) -> Result<ResourceManagerClient<Channel>, Error>
     let channel = endpoint
         .tcp_nodelay(true)
         .connect_timeout(CONNECT_TIMEOUT)
-        .http2_keep_alive_interval(PING)
-        .keep_alive_timeout(PING)
+        .http2_keep_alive_interval(ping)
+        .keep_alive_timeout(ping)
         .keep_alive_while_idle(true)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)

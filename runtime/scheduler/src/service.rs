@@ -9,9 +9,9 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{Request, Response, Status, Streaming};
 use tracing::info;
 use waystation_proto::waystation::scheduler::{
-    AllotRequest, Allotment, GiveBackReply, GiveBackRequest, IntroduceReply, IntroduceRequest,
-    SchedulerStatus, SchedulerStatusRequest, WorkerOrder, WorkerReport, introduce_reply::Variable,
-    resource_manager_server::ResourceManager,
+    AllotRequest, Allotment, GetLeaseReply, GetLeaseRequest, GiveBackReply, GiveBackRequest,
+    IntroduceReply, IntroduceRequest, SchedulerStatus, SchedulerStatusRequest, WorkerOrder,
+    WorkerReport, introduce_reply::Variable, resource_manager_server::ResourceManager,
 };
 
 use crate::{
@@ -123,6 +123,14 @@ impl ResourceManager for Service {
             variables: told.set.into_iter().map(variable).collect(),
             lacking: told.lacking.into_iter().map(str::to_owned).collect(),
         }))
+    }
+
+    async fn get_lease(
+        &self,
+        _: Request<GetLeaseRequest>,
+    ) -> Result<Response<GetLeaseReply>, Status> {
+        let lease_ms = u32::try_from(self.lease.as_millis()).unwrap_or(u32::MAX);
+        Ok(Response::new(GetLeaseReply { lease_ms }))
     }
 
     async fn get_status(

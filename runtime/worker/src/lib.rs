@@ -42,6 +42,7 @@ mod lease;
 mod ledger;
 mod linalg;
 mod make;
+mod manager;
 mod outbox;
 mod peers;
 mod persist;

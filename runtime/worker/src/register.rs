@@ -14,18 +14,13 @@ use waystation_proto::{
     xla::ifrt::{AttributeMapProto, attribute_map_proto},
 };
 
-use crate::{config::Simulated, lease::Epochs, peers};
+use crate::{config::Simulated, lease::Epochs, manager};
 
 const BEAT: Duration = Duration::from_secs(1);
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 /// Unless the lease is short: a worker must be back before it ends.
 const LAST_RETRY: Duration = Duration::from_secs(3);
 
-/// After this long without a word the resource manager is asked for one, and given as long again: a connection that broke
-/// without a word is dialled anew before long.
-const PING: Duration = Duration::from_secs(4);
-/// For the TCP connection.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a worker that leaves waits for the resource manager to take note.
 const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -82,18 +77,9 @@ async fn register(
     ordered: &mut Option<WorkerOrder>,
     numbered: &impl Fn(i32),
 ) -> Result<(), tonic::Status> {
-    let connect = peers::endpoint(address)
-        .map_err(|error| {
-            tonic::Status::invalid_argument(format!("{address:?} is no address: {error}"))
-        })?
-        .connect_timeout(CONNECT_TIMEOUT)
-        .http2_keep_alive_interval(PING)
-        .keep_alive_timeout(PING)
-        .keep_alive_while_idle(true);
     let channel = tokio::select! {
         () = stop.cancelled() => return Ok(()),
-        channel = connect.connect() => channel
-            .map_err(|error| tonic::Status::unavailable(format!("no connection: {error}")))?,
+        channel = manager::connect(address) => channel?,
     };
     let (reports, receiver) = mpsc::channel(4);
     let report = |report| WorkerReport {

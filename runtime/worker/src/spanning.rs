@@ -108,7 +108,14 @@ impl Spanning {
         let _inside = runtime.enter();
         let listener = tokio::net::TcpListener::from_std(listener).map_err(unable)?;
         let process = Process(attach.process);
-        let tcp = Tcp::new(process, secret.clone(), Config::default());
+        let config = match attach.lease_ms {
+            0 => Config::default(),
+            lease => Config {
+                silence: Duration::from_millis(lease.into()),
+                ..Config::default()
+            },
+        };
+        let tcp = Tcp::new(process, secret.clone(), config);
         let engine = Engine::new(process, Arc::new(tcp.clone()));
         tcp.on_change(told);
         tcp.listen(listener, engine.clone());

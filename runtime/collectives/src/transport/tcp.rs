@@ -18,6 +18,7 @@ use super::{Message, Process, Transport};
 use crate::call::{Code, Failure};
 use crate::engine::Engine;
 use bytes::{Buf, Bytes};
+use socket2::{SockRef, TcpKeepalive};
 use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -39,6 +40,8 @@ pub struct Config {
     pub strangers_of_address: usize,
     /// Messages of no data that may wait for one process. Those are a few for each call under way.
     pub waiting: usize,
+    /// How long the system of the other process's machine may leave probes of a quiet connection unanswered.
+    pub silence: Duration,
 }
 
 impl Default for Config {
@@ -48,6 +51,7 @@ impl Default for Config {
             strangers: 64,
             strangers_of_address: 32,
             waiting: 1 << 20,
+            silence: Duration::from_secs(10),
         }
     }
 }
@@ -354,6 +358,9 @@ impl Tcp {
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "messages may wait for each other");
         }
+        if let Err(error) = probe(&stream, self.0.config.silence) {
+            tracing::debug!(%error, "a connection that breaks without a word may not be noticed");
+        }
         let peer = Arc::new(Peer::default());
         let turn = self.0.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let before = {
@@ -391,6 +398,20 @@ impl Tcp {
             tcp.leave(process, &peer, &engine, &error);
         });
     }
+}
+
+/// Has the system look after a quiet connection: one whose other end is gone without a word, or that a firewall has forgotten,
+/// breaks within `silence`, of which the system knows whole seconds. It is the other system that answers, however busy the
+/// process is there.
+pub(super) fn probe(stream: &TcpStream, silence: Duration) -> io::Result<()> {
+    let half = Duration::from_secs((silence / 2).as_secs().max(1));
+    let interval = Duration::from_secs((silence / 8).as_secs().max(1));
+    let probes = u32::try_from(half.as_secs() / interval.as_secs()).unwrap_or(1);
+    let keepalive = TcpKeepalive::new()
+        .with_time(half)
+        .with_interval(interval)
+        .with_retries(probes);
+    SockRef::from(stream).set_tcp_keepalive(&keepalive)
 }
 
 /// Sends `first` and what is queued, until the connection breaks or is ended.

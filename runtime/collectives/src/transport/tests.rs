@@ -44,6 +44,26 @@ async fn pair() -> (Node, Node) {
     (a, b)
 }
 
+#[tokio::test]
+async fn quiet_connections_are_probed_within_the_silence_allowed() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let stream = TcpStream::connect(address).await.expect("it connects");
+    let socket = socket2::SockRef::from(&stream);
+    for (silence, bound) in [(1, 2), (2, 2), (5, 5), (10, 10), (60, 60)] {
+        tcp::probe(&stream, Duration::from_secs(silence)).expect("a socket");
+        assert!(socket.keepalive().expect("a socket"));
+        let time = socket.tcp_keepalive_time().expect("a socket");
+        let interval = socket.tcp_keepalive_interval().expect("a socket");
+        let probes = socket.tcp_keepalive_retries().expect("a socket");
+        let noticed = time + interval * probes;
+        assert!(
+            noticed <= Duration::from_secs(bound) && noticed > Duration::from_secs(bound / 2),
+            "{silence} s: {time:?} and {probes} times {interval:?}"
+        );
+    }
+}
+
 fn op(bytes: usize) -> Op {
     Op {
         number: 0,

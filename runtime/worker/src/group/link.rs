@@ -19,13 +19,11 @@ use waystation_proto::waystation::group::{
     GatherRequest, GetRequest, LeaveRequest, PutRequest, groups_client::GroupsClient,
 };
 
-use crate::peers;
+use crate::manager;
 
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 /// Well within the shortest leases: a group of which not all are back at a new resource manager after one is no more.
 const LAST_RETRY: Duration = Duration::from_millis(500);
-/// A connection that broke without a word is dialled anew before long.
-const PING: Duration = Duration::from_secs(4);
 /// How long one request for a value waits at the resource manager.
 const ONE_WAIT: Duration = Duration::from_secs(20);
 /// How long one request may take beyond its wait.
@@ -59,7 +57,8 @@ pub(super) enum State {
 /// See the module.
 pub(super) struct Link {
     place: Place,
-    channel: Channel,
+    /// That of the stream, once there is one.
+    channel: Mutex<Channel>,
     runtime: Handle,
     state: watch::Sender<State>,
     /// What this worker has put, for a resource manager that starts anew. As bounded as the store.
@@ -85,15 +84,11 @@ impl Link {
     pub(super) fn start(
         place: Place,
     ) -> Result<(Arc<Link>, watch::Receiver<State>, Stream), String> {
-        let endpoint = peers::endpoint(&place.manager)
-            .map_err(|error| format!("{:?} is no address: {error}", place.manager))?
-            .http2_keep_alive_interval(PING)
-            .keep_alive_timeout(PING)
-            .keep_alive_while_idle(true);
+        let endpoint = manager::endpoint(&place.manager)?;
         let (state, receiver) = watch::channel(State::Gathering);
         let link = Arc::new(Link {
             place,
-            channel: endpoint.connect_lazy(),
+            channel: Mutex::new(endpoint.connect_lazy()),
             runtime: Handle::current(),
             state,
             journal: Mutex::default(),
@@ -107,8 +102,13 @@ impl Link {
         self.journal.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn channel(&self) -> std::sync::MutexGuard<'_, Channel> {
+        self.channel.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn client(&self) -> GroupsClient<Channel> {
-        GroupsClient::new(self.channel.clone()).max_decoding_message_size(usize::MAX)
+        let channel = self.channel().clone();
+        GroupsClient::new(channel).max_decoding_message_size(usize::MAX)
     }
 
     /// The group is no more, for this worker. The first reason stays.
@@ -170,6 +170,8 @@ impl Link {
             resume,
         };
         let ended = async {
+            let channel = manager::connect(&self.place.manager).await?;
+            *self.channel() = channel;
             let mut stream = self.client().gather(request).await?.into_inner();
             // The resource manager may know nothing of what was put before.
             if resume != 0 {
