@@ -26,8 +26,15 @@ pub const DISK_READ_DEADLINE: Duration = Duration::from_secs(5);
 /// 1 GB executable arrives within it at 50 MB/s.
 pub const READ_DEADLINE: Duration = Duration::from_secs(20);
 
-/// Time for one attempt to write an entry.
+/// Longest time for one attempt to write an entry.
 pub const WRITE_DEADLINE: Duration = Duration::from_secs(120);
+
+/// Time for one attempt to write a small entry; a larger one has a second more for each [`WRITTEN_PER_SECOND`] bytes.
+/// [`UPLOADS`] writes that a bucket never answers hold up all others for as long, and most entries are small.
+pub const WRITE_DEADLINE_SMALL: Duration = Duration::from_secs(20);
+
+/// A bucket that takes less in a second of one write is as good as silent.
+pub const WRITTEN_PER_SECOND: u64 = 1 << 20;
 
 /// Attempts to write an entry before it is given up.
 pub const WRITE_ATTEMPTS: u32 = 4;
@@ -149,7 +156,7 @@ pub struct Config {
     pub disk: Option<Disk>,
     /// See [`READ_DEADLINE`].
     pub read_deadline: Duration,
-    /// See [`WRITE_DEADLINE`].
+    /// Longest time for one attempt to write an entry in the bucket; see [`WRITE_DEADLINE_SMALL`] for less.
     pub write_deadline: Duration,
     /// See [`WRITE_ATTEMPTS`]; at least one is made.
     pub write_attempts: u32,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -131,9 +132,9 @@ FAULTS = {
 
 
 def warnings(log):
-    """Texts of warnings, without their times and values."""
+    """Texts of warnings, without their times, spans and values."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if " WARN " in line]
-    return [line.split(" WARN ")[1].split("=")[0] for line in lines]
+    return [re.sub(r"^(\w+\{[^}]*\}: )*", "", line.split(" WARN ", 1)[1]).split("=")[0] for line in lines]
 
 
 def test_no_fault_of_the_bucket_fails_a_job_and_all_are_over_when_they_end(double, on_double):

@@ -31,7 +31,7 @@ use waystation_lifecycle::bucket::layout::{self, SLOTS};
 use waystation_lifecycle::bucket::{Bucket, Location, is_denied, is_no_object};
 
 use super::{Found, Look, Put, Renewed, Terms, Tier, TierError, chain, is_refusal, within};
-use crate::config::{Config, Renewal};
+use crate::config::{Config, Renewal, WRITE_DEADLINE_SMALL, WRITTEN_PER_SECOND};
 use crate::counters::Counters;
 use crate::envelope::{Bad, Opened};
 use crate::key::Key;
@@ -330,6 +330,12 @@ impl BucketTier {
         Ok(Put::NoRoom)
     }
 
+    /// Time for one attempt to write this.
+    fn time_for(&self, object: &Bytes) -> Duration {
+        let more = Duration::from_secs(object.len() as u64 / WRITTEN_PER_SECOND);
+        self.write_deadline.min(WRITE_DEADLINE_SMALL + more)
+    }
+
     /// False where the name is taken.
     async fn create(&self, path: &Path, object: &Bytes) -> Result<bool, TierError> {
         let payload = PutPayload::from_bytes(object.clone());
@@ -414,10 +420,14 @@ impl Tier for BucketTier {
     }
 
     async fn put(&self, key: &Key, sealed: &Bytes) -> Result<Put, TierError> {
-        within(self.write_deadline, self.publish(key, sealed)).await
+        within(self.time_for(sealed), self.publish(key, sealed)).await
     }
 
     async fn renew(&self, key: &Key, found: &Found, terms: &Terms) -> Result<Renewed, TierError> {
-        within(self.write_deadline, self.let_live(key, found, terms)).await
+        within(
+            self.time_for(&found.object),
+            self.let_live(key, found, terms),
+        )
+        .await
     }
 }

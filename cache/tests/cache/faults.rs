@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use waystation_cache::config::WRITE_DEADLINE_SMALL;
 use waystation_cache::{Cache, Config, Origin};
 use waystation_lifecycle::bucket::{Bucket, Location};
 
@@ -150,6 +151,27 @@ async fn a_write_is_tried_again_until_it_is_done() {
             Origin::Bucket
         );
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn writes_that_are_never_answered_hold_up_others_no_longer_than_small_ones_take() {
+    let temp = tempfile::tempdir().unwrap();
+    let (store, config) = faulty(temp.path());
+    let uploads = config.uploads;
+    let cache = Cache::open(Config {
+        write_deadline: Config::default().write_deadline,
+        ..config
+    });
+    store.break_writes(vec![Fault::Hangs; uploads]);
+    let compiler = Compiler::default();
+    let programs: Vec<_> = (0..=uploads).map(|i| format!("program {i}")).collect();
+    for program in &programs {
+        ask(&cache, &compiler, program).await;
+    }
+    assert_eq!(cache.flush(2 * WRITE_DEADLINE_SMALL).await, 0);
+    let counts = cache.counters();
+    assert_eq!(counts.bucket_writes, programs.len() as u64);
+    assert_eq!(counts.bucket_write_errors, 0);
 }
 
 #[tokio::test]
