@@ -6,7 +6,7 @@ import shlex
 import subprocess
 import sys
 
-from conftest import BINARY, CLIENT_ENVIRONMENT, base_environment, wait_for
+from conftest import BINARY, CLIENT_ENVIRONMENT, base_environment, client_status, wait_for
 
 
 class Parts:
@@ -47,7 +47,7 @@ class Parts:
             [sys.executable, *map(str, arguments)], env=self._of_client(proxy, environment), cwd=self.folder, text=True, timeout=timeout,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        return done.returncode, done.stdout
+        return client_status(done.returncode, done.stdout), done.stdout
 
     def start_client(self, name, arguments, proxy, environment=None):
         """Starts a JAX process on a proxy; gives the process, and a function that gives what it has told."""

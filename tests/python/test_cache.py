@@ -5,7 +5,7 @@ import signal
 import threading
 
 import pytest
-from conftest import CONNECT, wait_for
+from conftest import CONNECT, client_status, wait_for
 
 # Programs whose compiles take a while, told apart by a constant. Prints a number that says that they ran right.
 PROGRAMS = (
@@ -42,7 +42,7 @@ def test_two_jobs_that_start_together_compile_each_program_once(own_cluster, tmp
     jobs = [own_cluster(location, "--devices_per_worker=1", "--cache_wait=5m") for _ in range(2)]
     clients = [job.start_client(["-c", PROGRAMS]) for job in jobs]
     outputs = [client.communicate(timeout=300)[0] for client in clients]
-    assert [client.returncode for client in clients] == [0, 0], outputs
+    assert [client_status(client.returncode, output) for client, output in zip(clients, outputs)] == [0, 0], outputs
     totals = [[line for line in output.splitlines() if line.startswith("total")] for output in outputs]
     assert totals[0] == totals[1] and totals[0], totals
     one, two = map(counts, jobs)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import BINARY, ROOT, base_environment
+from conftest import BINARY, ROOT, base_environment, client_status
 
 # A function and a training step, traced in a file of the test's choosing; FACTOR, DONATE, DEVICE, OPTION and AXIS (of a
 # mesh, over which the function's argument is split) are put in.
@@ -73,7 +73,7 @@ class Job:
             env={**base_environment(), "WAYSTATION_CACHE_HISTORY": str(self.history), **(env or {})},
             capture_output=True, text=True, timeout=300, cwd=place,
         )  # fmt: skip
-        assert ended.returncode == 0, ended.stderr
+        assert client_status(ended.returncode, ended.stderr) == 0, ended.stderr
         return {note["program"]: note["origin"] for note in self.notes()[before:] if note["program"] in TRACED}
 
     def notes(self):

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import BINARY, CLIENT_ENVIRONMENT, CLIENTS, X64, base_environment, wait_for
+from conftest import BINARY, CLIENT_ENVIRONMENT, CLIENTS, X64, base_environment, client_status, wait_for
 
 # Has the folder $1 be another one, $2, for what follows.
 ELSEWHERE = 'mount --bind "$2" "$1" && shift 2 && exec "$@"'
@@ -71,7 +71,7 @@ def save(environment, folder):
         [sys.executable, CLIENTS / "saving.py", "pytree_zarr2"], env={**environment, "SCRATCH": str(folder)},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240,
     )  # fmt: skip
-    return done.returncode, done.stdout
+    return client_status(done.returncode, done.stdout), done.stdout
 
 
 def arrays_in(folder):

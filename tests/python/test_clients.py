@@ -1,9 +1,10 @@
 """Runs the client programs of `clients/` against clusters; every check of theirs is a test here."""
 
 import re
+import signal
 
 import pytest
-from conftest import CLIENTS, Checks
+from conftest import ABORT_AT_EXIT, CLIENTS, Checks
 
 # (program, workers, devices per worker)
 RUNS = [
@@ -69,3 +70,14 @@ def test_client_ends_cleanly(results, program, workers, devices):
     checks = results(program, (workers, devices))
     failed = any(line["result"] == "failed" for line in checks.by_name.values())
     assert checks.status == (1 if failed else 0), checks.output[-3000:]
+
+
+ABORTS = "import os, sys; print('\\n'.join(sys.argv[1:]), flush=True); os.abort()"
+
+
+def test_only_jaxlibs_abort_at_the_end_of_a_good_client_is_forgiven(cluster):
+    with pytest.warns(UserWarning, match="aborted at the end"):
+        status, output = cluster.run_client(["-c", ABORTS, "a result", *ABORT_AT_EXIT])
+    assert status == 0 and "a result" in output
+    for words in (ABORT_AT_EXIT[1:], ABORT_AT_EXIT[:2], ["Traceback (most recent call last)", *ABORT_AT_EXIT]):
+        assert cluster.run_client(["-c", ABORTS, *words])[0] == -signal.SIGABRT

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from conftest import BINARY, CONNECT, base_environment
+from conftest import BINARY, CONNECT, base_environment, client_status
 
 PROGRAM = CONNECT + """
 import json, os, urllib.request
@@ -40,7 +40,7 @@ def run(folder, *flags, program=PROGRAM):
          sys.executable, "-c", program],
         env=base_environment() | {"TMPDIR": str(temporary)}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
+    assert client_status(ended.returncode, ended.stderr) == 0, ended.stderr
     # An executable keeps the options it was compiled with: XLA would dump again, to the same folder, wherever it is loaded.
     assert not list(temporary.glob("waystation-text-*"))
     return json.loads(ended.stdout)

@@ -8,12 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
 import psutil
 import pytest
-from conftest import CLIENT_ENVIRONMENT, ROOT, wait_for
+from conftest import CLIENT_ENVIRONMENT, ROOT, client_status, wait_for
 from parts import parts
 
 LEASE = 4
@@ -60,9 +61,10 @@ class Client:
             **made.environment, **CLIENT_ENVIRONMENT, "JAX_PLATFORMS": "proxy", "JAX_BACKEND_TARGET": f"grpc://{proxy}",
             "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS": "true",
         }  # fmt: skip
+        self.errors = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(
             [sys.executable, "-c", CLIENT], env=environment, text=True, cwd=made.folder,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
         )  # fmt: skip
 
     def tell(self, line):
@@ -81,7 +83,10 @@ class Client:
 
     def end(self):
         self.process.stdin.close()
-        assert self.process.wait(60) == 0
+        status = self.process.wait(60)
+        self.errors.seek(0)
+        errors = self.errors.read()
+        assert client_status(status, errors) == 0, errors[-3000:]
 
 
 class Slices:

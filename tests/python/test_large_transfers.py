@@ -3,7 +3,7 @@
 import os
 import subprocess
 
-from conftest import CONNECT
+from conftest import CONNECT, client_status
 
 THRESHOLD = {"IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_THRESHOLD_BYTES": "65536"}
 DIRECTORY = "IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY"
@@ -38,7 +38,7 @@ def put(client, number):
 
 def end(client):
     output, _ = client.communicate(timeout=60)
-    assert client.returncode == 0, output
+    assert client_status(client.returncode, output) == 0, output
 
 
 def test_large_arrays_go_through_the_runs_directory(own_cluster):

@@ -8,7 +8,7 @@ import urllib.request
 
 import numpy as np
 import pytest
-from conftest import CONNECT, wait_for
+from conftest import CONNECT, client_status, wait_for
 from parts import parts, up
 
 DESCRIBE = CONNECT + """
@@ -154,7 +154,7 @@ def test_clients_that_wait_see_for_what(tmp_path):
         first, told = made.start_client("first", ["-c", COUNT], made.addresses("all")[0])
         wait_for(lambda: "waiting for its workers: 1 of 2 slices (1 of 2 workers)" in told(), 60, "the first one is told")
         made.start("worker-1", "worker", manager, "--devices_per_worker=1", "--slice=1")
-        assert first.wait(60) == 0, told()
+        assert client_status(first.wait(60), told()) == 0, told()
         assert "@@2" in told()
         # Now both slices are taken.
         made.start("one", "proxy", manager, "--virtual_slices=cpu:1")
@@ -163,7 +163,7 @@ def test_clients_that_wait_see_for_what(tmp_path):
         waits = f"waiting for its workers: waiting for 1 slice of cpu:1: proxy {holder} holds 2, 0 free with all workers"
         wait_for(lambda: waits in told(), 60, "the second one is told")
         made.running["all"].terminate()
-        assert second.wait(60) == 0, told()
+        assert client_status(second.wait(60), told()) == 0, told()
         assert "@@1" in told()
 
 
