@@ -1,6 +1,9 @@
 //! What a worker must hear from the resource manager before it makes any device.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::{Duration, Instant},
+};
 
 use tokio_util::sync::CancellationToken;
 use waystation_proto::waystation::scheduler::{IntroduceReply, IntroduceRequest, SchedulerStatus};
@@ -13,6 +16,8 @@ use crate::{
 
 /// Between two tries.
 const PAUSE: Duration = Duration::from_millis(500);
+/// How often the same reason is said again.
+const REMINDER: Duration = Duration::from_secs(60);
 
 /// Asks the resource manager at `manager` until it answers; none when the process was told to end meanwhile. Must not be
 /// called within a runtime.
@@ -32,7 +37,8 @@ pub(crate) fn status(
     Ok(status)
 }
 
-/// As [`status`], with a worker's introduction; asks again while `lacks` something, which it names.
+/// As [`status`], with a worker's introduction; asks again while `lacks` something, which it names. The resource manager hears that,
+/// and tells who waits for slices.
 ///
 /// # Errors
 /// As [`status`].
@@ -44,14 +50,21 @@ pub(crate) fn introduce(
 ) -> Result<Option<IntroduceReply>, Failure> {
     let mut answer = None;
     lifetime::run(parent_stdin, async |stop| {
+        let waits = AtomicBool::new(false);
         let ask = async || {
-            let reply = client::introduce(manager, request.clone()).await;
-            let reply = reply?;
+            let request = IntroduceRequest {
+                waits: waits.load(Relaxed),
+                ..request.clone()
+            };
+            let reply = client::introduce(manager, request).await?;
             match lacks(&reply) {
                 None => Ok(reply),
-                Some(what) => Err(Unanswered::Yet(format!(
-                    "not all hosts are known: waiting for {what}"
-                ))),
+                Some(what) => {
+                    waits.store(true, Relaxed);
+                    Err(Unanswered::Yet(format!(
+                        "not all hosts are known: waiting for {what}"
+                    )))
+                }
             }
         };
         answer = until_answered(&stop, ask).await?;
@@ -82,14 +95,20 @@ async fn until_answered<T>(
     stop: &CancellationToken,
     ask: impl AsyncFn() -> Result<T, Unanswered>,
 ) -> Result<Option<T>, Failure> {
-    let mut said = String::new();
+    let start = Instant::now();
+    let mut said = (String::new(), start);
     loop {
         match ask().await {
             Ok(answer) => return Ok(Some(answer)),
             Err(Unanswered::Refused(error)) => return Err(Failure::usage(error)),
-            Err(Unanswered::Yet(error)) if error != said => {
-                tracing::warn!(error, "what the slices are is not known yet, asking again");
-                said = error;
+            Err(Unanswered::Yet(error)) if error != said.0 || said.1.elapsed() > REMINDER => {
+                let since = start.elapsed();
+                tracing::warn!(
+                    error,
+                    ?since,
+                    "what the slices are is not known yet, asking again"
+                );
+                said = (error, Instant::now());
             }
             Err(Unanswered::Yet(_)) => {}
         }

@@ -39,10 +39,18 @@ pub(crate) fn changes(
         },
         jobset,
         replicated_job,
+        waits: false,
     };
     let given = |name: &str| given(variable(name), name, head(manager));
     let answer = ask::introduce(manager, request, parent_stdin, |reply| {
-        lacks(reply, given).then(|| reply.waiting_for.clone())
+        let lacking = lacking(reply, given);
+        (!lacking.is_empty()).then(|| {
+            format!(
+                "{} to introduce itself, for {}, which the environment may give as well",
+                reply.waiting_for,
+                lacking.join(", ")
+            )
+        })
     })?;
     Ok(answer.map(|reply| missing(reply, given)))
 }
@@ -66,10 +74,10 @@ fn given(value: Option<String>, name: &str, head: &str) -> Option<String> {
     value.filter(|value| !value.is_empty() && (name != MEGASCALE_COORDINATOR || value != head))
 }
 
-/// Whether a variable is lacking that is not given either.
-fn lacks(reply: &IntroduceReply, given: impl Fn(&str) -> Option<String>) -> bool {
-    let mut lacking = reply.lacking.iter();
-    lacking.any(|name| given(name).is_none())
+/// The variables that are lacking and not given either.
+fn lacking(reply: &IntroduceReply, given: impl Fn(&str) -> Option<String>) -> Vec<&str> {
+    let lacking = reply.lacking.iter().map(String::as_str);
+    lacking.filter(|name| given(name).is_none()).collect()
 }
 
 /// What is to be set: what is not given.
@@ -147,18 +155,20 @@ mod tests {
     #[test]
     fn only_what_the_environment_lacks_too_is_waited_for() {
         let reply = reply(&[], &["TPU_WORKER_HOSTNAMES"]);
-        assert!(lacks(&reply, |_| None));
+        assert_eq!(lacking(&reply, |_| None), ["TPU_WORKER_HOSTNAMES"]);
         let given = |name: &str| (name == "TPU_WORKER_HOSTNAMES").then(|| "a,b".to_owned());
-        assert!(!lacks(&reply, given));
-        assert!(lacks(&reply, environment(&[("TPU_WORKER_HOSTNAMES", "")])));
+        assert!(lacking(&reply, given).is_empty());
+        let empty = environment(&[("TPU_WORKER_HOSTNAMES", "")]);
+        assert_eq!(lacking(&reply, empty).len(), 1);
     }
 
     #[test]
     fn the_coordinator_that_replaces_the_head_is_waited_for() {
         let coordinator = "MEGASCALE_COORDINATOR_ADDRESS";
         let reply = reply(&[], &[coordinator]);
-        assert!(lacks(&reply, environment(&[(coordinator, "train-head")])));
-        assert!(!lacks(&reply, environment(&[(coordinator, "another")])));
+        let of = |given| lacking(&reply, environment(&[(coordinator, given)]));
+        assert_eq!(of("train-head"), [coordinator]);
+        assert!(of("another").is_empty());
     }
 
     #[test]

@@ -6,7 +6,7 @@
 
 mod refusal;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use waystation_proto::waystation::scheduler::{
     AllottedWorker, Hello, WorkerInventory, allotted_worker::Presence,
@@ -78,6 +78,8 @@ struct Introduced {
     host: String,
     /// Whose it is, once that one has registered.
     member: Option<Member>,
+    /// It has said that it does not start before it knows the hosts of these.
+    waits_for: BTreeSet<Place>,
 }
 
 /// All places of a cluster.
@@ -121,7 +123,25 @@ impl Cluster {
 
     /// A worker says under which name others reach it, before it can register. The caller has looked at its place.
     pub(crate) fn introduce(&mut self, place: Place, host: String) {
-        self.hosts.insert(place, Introduced { host, member: None });
+        let waits_for = match self.hosts.remove(&place) {
+            Some(before) if before.member.is_none() => before.waits_for,
+            _ => BTreeSet::new(),
+        };
+        let introduced = Introduced {
+            host,
+            member: None,
+            waits_for,
+        };
+        self.hosts.insert(place, introduced);
+    }
+
+    /// A worker that has introduced itself does not start before it knows the hosts of others; true when that is news.
+    pub(crate) fn waits(&mut self, place: Place, others: BTreeSet<Place>) -> bool {
+        let introduced = self.hosts.get_mut(&place);
+        introduced.is_some_and(|introduced| {
+            let before = std::mem::replace(&mut introduced.waits_for, others);
+            before != introduced.waits_for
+        })
     }
 
     /// The name under which others reach a worker that has introduced itself, or registered.
@@ -163,6 +183,7 @@ impl Cluster {
         self.seats.insert(place, seat);
         if let Some(introduced) = self.hosts.get_mut(&place) {
             introduced.member = Some(member);
+            introduced.waits_for.clear();
         }
         Ok(member)
     }
@@ -348,10 +369,37 @@ impl Cluster {
         if missed > 0 {
             workers.push_str(&format!(", {missed} of them not heard of"));
         }
+        if let Some(waiting) = self.waiting(slices) {
+            workers.push_str(&format!(", {waiting}"));
+        }
         match slices.len() {
             1 => workers,
             all => format!("{whole} of {all} slices ({workers})"),
         }
+    }
+
+    /// Says that workers of some slices wait for the hosts of others: "2 more wait for the host of slice 0 task 0".
+    fn waiting(&self, slices: &[u32]) -> Option<String> {
+        let mut count = 0;
+        let mut missing = BTreeSet::<&Place>::new();
+        for (place, introduced) in &self.hosts {
+            let others = introduced.waits_for.iter();
+            let unknown = others.filter(|other| self.host(**other) == Host::Unknown);
+            if slices.contains(&place.slice) && unknown.clone().next().is_some() {
+                count += 1;
+                missing.extend(unknown);
+            }
+        }
+        let first = missing.first()?;
+        let (wait, more) = (if count == 1 { "waits" } else { "wait" }, missing.len() - 1);
+        let mut text = format!(
+            "{count} more {wait} for the host of slice {} task {}",
+            first.slice, first.task
+        );
+        if more > 0 {
+            text.push_str(&format!(" and {more} more"));
+        }
+        Some(text)
     }
 
     /// The first device id of a place, once the devices before it are known.

@@ -1,6 +1,7 @@
 //! Cluster and holds behind one lock, with a signal at each change.
 
 use std::{
+    collections::BTreeSet,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -134,7 +135,18 @@ impl State {
             Host::Registered(host) => by_jobset(place).or_else(|| Some(host.to_owned())),
             Host::Unknown => by_jobset(place),
         };
-        Ok(tpu::variables(instance, slices, place, host))
+        let variables = tpu::variables(instance, slices, place, host);
+        let others = match request.waits {
+            true => variables.unknown.clone(),
+            false => BTreeSet::new(),
+        };
+        let is_news = inner.cluster.waits(place, others);
+        drop(inner);
+        // Who waits for slices is to know for what those wait.
+        if is_news {
+            self.changed();
+        }
+        Ok(variables)
     }
 
     /// Queues a proxy until the returned guard drops.

@@ -348,3 +348,32 @@ fn the_host_of_a_worker_that_is_gone_is_forgotten() {
     assert!(cluster.leave(second, "silent", false));
     assert_eq!(cluster.host(place), Host::Introduced("third"));
 }
+
+#[test]
+fn progress_names_the_hosts_that_workers_wait_for() {
+    let of = |slice, task| Place { slice, task };
+    let mut cluster = Cluster::new(2, Some(2), None);
+    cluster.introduce(of(1, 0), "a".to_owned());
+    assert_eq!(progress(&cluster), "0 of 2 slices (0 of 4 workers)");
+    let others = BTreeSet::from([of(0, 0), of(1, 1)]);
+    assert!(cluster.waits(of(1, 0), others.clone()));
+    assert_eq!(
+        progress(&cluster),
+        "0 of 2 slices (0 of 4 workers, 1 more waits for the host of slice 0 task 0 and 1 more)"
+    );
+    assert_eq!(cluster.progress(&[0]), "0 of 2 workers");
+    // It asks again, and another one comes.
+    cluster.introduce(of(1, 0), "a".to_owned());
+    assert!(!cluster.waits(of(1, 0), others));
+    cluster.introduce(of(1, 1), "b".to_owned());
+    assert!(cluster.waits(of(1, 1), BTreeSet::from([of(0, 0)])));
+    let waiting = "0 of 2 slices (0 of 4 workers, 2 more wait for the host of slice 0 task 0)";
+    assert_eq!(progress(&cluster), waiting);
+    // Its coming is known before they have asked again.
+    cluster.introduce(of(0, 0), "c".to_owned());
+    assert_eq!(progress(&cluster), "0 of 2 slices (0 of 4 workers)");
+    assert!(cluster.waits(of(1, 0), BTreeSet::new()));
+    let member = cluster.join(hello(1, 1, 2, 4)).unwrap();
+    assert!(cluster.leave(member, "silent", false));
+    assert_eq!(progress(&cluster), "0 of 2 slices (0 of 4 workers)");
+}
