@@ -232,7 +232,8 @@ async fn a_worker_that_goes_in_the_middle_fails_the_transfer() {
 async fn other_connections_are_left_to_grpc_untouched() {
     let mut port = Port::open().await;
     let mut stream = TcpStream::connect(port.address).await.expect("taken");
-    stream.write_all(b"PRI * HTTP/2.0").await.expect("sent");
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    stream.write_all(preface).await.expect("sent");
     let taken = port.calls.next().await.expect("one");
     let mut taken = taken.expect("a connection");
     let mut first = [0; 3];
