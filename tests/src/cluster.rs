@@ -340,19 +340,18 @@ impl Cluster {
     pub async fn wait_until_empty(&self, limit: Duration) {
         let deadline = tokio::time::Instant::now() + limit;
         loop {
-            let (bytes, shards) = self
-                .worker_status()
-                .await
-                .iter()
-                .fold((0, 0), |(bytes, shards), s| {
-                    (bytes + s.array_bytes, shards + s.shards)
-                });
-            if (bytes, shards) == (0, 0) {
+            let (mut bytes, mut shards, mut taken) = (0, 0, 0);
+            for status in self.worker_status().await {
+                bytes += status.array_bytes;
+                shards += status.shards;
+                taken += status.device_memory_bytes.iter().sum::<u64>();
+            }
+            if (bytes, shards, taken) == (0, 0, 0) {
                 return;
             }
             assert!(
                 tokio::time::Instant::now() < deadline,
-                "the workers still hold {bytes} bytes in {shards} shards after {limit:?}"
+                "the workers still hold {bytes} bytes in {shards} shards, and {taken} bytes of devices, after {limit:?}"
             );
             tokio::time::sleep(Duration::from_millis(50)).await;
         }

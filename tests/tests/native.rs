@@ -102,7 +102,12 @@ async fn an_input_that_fails_on_one_worker_never_reaches_the_plugin() {
             assert_eq!(error.code(), INVALID_ARGUMENT, "{error}");
             assert!(error.to_string().contains("8 bytes came"), "{error}");
         }
+        for forgotten in [array, result, after] {
+            forget(&client, forgotten).await;
+        }
     }
+    // Nor is there anything left of the room that the other worker had for its part.
+    cluster.wait_until_empty(Duration::from_secs(60)).await;
     // Nobody waits in the plugin: the workers go on.
     let array = put(&client, [1.0, 2.0, 3.0, 6.0], &all).await;
     let array = execute(&client, program, array).await;

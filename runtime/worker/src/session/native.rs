@@ -41,6 +41,10 @@ impl Session {
     /// Gives parts what they need, in the order in which they start, until one has to wait: what comes behind it must not have the
     /// room that it needs.
     pub(super) fn prepare_parts(&mut self) {
+        if self.room.waiting() > 0 {
+            // What asked for room before gets it first, when an execution ends.
+            return;
+        }
         let order: Vec<u64> = self.launches.order.values().copied().collect();
         // Those before it hold room, which comes free when they have ended.
         let mut behind = false;

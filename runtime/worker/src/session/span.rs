@@ -326,6 +326,11 @@ impl Session {
         self.launches.unsaid = true;
         waiting.part.fail(fault, &self.core.place);
         self.launch_failed(&waiting.results, waiting.watch, fault);
+        if waiting.prepared.is_some() {
+            drop(waiting);
+            // There is room that it had.
+            self.retry_asks();
+        }
     }
 
     /// Starts the first part; `false` when it has to wait for room.
