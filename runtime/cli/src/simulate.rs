@@ -23,6 +23,24 @@ pub(crate) fn announce(simulate: Option<Simulate>) {
     }
 }
 
+/// What the compiler flags of TPUs alone begin with; a CPU plugin has none of them.
+const TPU_FLAGS: [&str; 3] = ["--xla_tpu_", "--xla_jf_", "--xla_sc_"];
+
+/// The compiler flags without those of TPUs, where these are simulated: a launcher's are to be tried as they are. Each is named in
+/// the log.
+pub(crate) fn known_flags(simulate: Option<Simulate>, mut flags: Vec<String>) -> Vec<String> {
+    if simulate.is_some() {
+        flags.retain(|flag| {
+            let is_known = !TPU_FLAGS.iter().any(|prefix| flag.starts_with(prefix));
+            if !is_known {
+                tracing::warn!("SIMULATED: {flag} has no effect: CPU devices have no such flag");
+            }
+            is_known
+        });
+    }
+    flags
+}
+
 /// A worker's part of what is simulated.
 #[derive(Debug)]
 pub(crate) struct Part {
@@ -90,6 +108,17 @@ fn read(asked: &str) -> Result<InstanceType, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn flags_of_tpus_are_left_out_where_they_are_simulated() {
+        let given = ["--xla_tpu_x=true", "--xla_dump_to=/d", "--xla_sc_y=1"];
+        let flags = || given.map(str::to_owned).to_vec();
+        assert_eq!(known_flags(None, flags()), given);
+        assert_eq!(
+            known_flags(Some(Simulate::Cpu), flags()),
+            ["--xla_dump_to=/d"]
+        );
+    }
 
     #[test]
     fn a_worker_shows_the_devices_of_its_machine() {

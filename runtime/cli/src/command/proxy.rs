@@ -80,6 +80,7 @@ pub(crate) fn run(args: Args, own_flags: Vec<String>) -> Result<(), Failure> {
     // The command line wins.
     let mut flags = xla_flags::of_environment(std::env::var_os("XLA_FLAGS"))?;
     flags.extend(own_flags);
+    let flags = simulate::known_flags(args.role.simulate, flags);
     let listener = listen::bind(args.role.bind_address, args.server_port, "--server_port")?;
     let mut addresses = vec![listen::address(&listener)?];
     let mut config = waystation_proxy::Config::new(listener, args.resource_manager_address);
