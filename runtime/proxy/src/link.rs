@@ -22,6 +22,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use tokio::sync::{Notify, oneshot};
 use tokio_stream::StreamExt as _;
 use tokio_util::sync::CancellationToken;
@@ -328,6 +329,11 @@ impl Link {
     /// Why the worker takes no part in programs that span workers, where it does not.
     pub(crate) fn cannot_span(&self) -> Option<&str> {
         self.wire.cannot_span.as_deref()
+    }
+
+    /// What the worker asks for from who brings bytes or wants some.
+    pub(crate) fn secret(&self) -> Bytes {
+        self.wire.gang.secret()
     }
 
     /// The worker's data service.

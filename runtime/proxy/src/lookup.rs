@@ -206,6 +206,7 @@ async fn relay(outgoing: Arc<Outgoing>, transfer: &Transfer) -> Result<Frames, S
         epoch: transfer.link.epoch,
         transfer: transfer.transfer,
         by_connection: false,
+        secret: transfer.link.secret(),
     };
     let worker = transfer.link.name.clone();
     let lost = move |e: &Status| status::to_tonic(&status::from_worker(&worker, e));

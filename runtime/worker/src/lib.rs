@@ -34,6 +34,7 @@ mod geometry;
 mod group;
 mod heap;
 mod hlo;
+mod holder;
 mod host;
 mod incoming;
 mod join;

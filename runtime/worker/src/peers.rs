@@ -20,6 +20,7 @@ use waystation_proto::{
 
 use crate::{
     data::{Connections, Ticket},
+    holder::Holder,
     layout::Order,
     slabs::{Slab, Slabs},
     status,
@@ -48,6 +49,16 @@ pub(crate) struct Peers {
     /// Tells the fetches under way from an address that the worker there is lost, by its name.
     lost: Mutex<HashMap<String, watch::Sender<Option<String>>>>,
     slabs: Arc<Slabs>,
+}
+
+/// A transfer of another worker.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Elsewhere<'a> {
+    /// The worker's data service.
+    pub(crate) address: &'a str,
+    /// The lease's epoch there.
+    pub(crate) epoch: u64,
+    pub(crate) transfer: u64,
 }
 
 /// How to reach a service of ours at "host:port".
@@ -201,27 +212,33 @@ impl Peers {
         )
     }
 
-    /// Fetches a transfer of exactly `bytes` bytes, and how the device there laid them out.
+    /// Fetches a transfer of exactly `bytes` bytes, and how the device there laid them out. Ends with the lease that it is for.
     pub(crate) async fn fetch(
         &self,
-        address: &str,
-        epoch: u64,
-        transfer: u64,
+        holder: &Holder,
+        from: Elsewhere<'_>,
         bytes: usize,
         term: Term,
     ) -> Result<(Slab, Order), StatusProto> {
         tokio::select! {
             biased;
-            fetched = self.fetch_from(address, epoch, transfer, bytes, term) => fetched,
-            lost = self.loss(address) => Err(lost),
+            fetched = self.fetch_from(holder, from, bytes, term) => fetched,
+            lost = self.loss(from.address) => Err(lost),
+            () = holder.over.cancelled() => Err(status::of(
+                Code::Cancelled,
+                "the lease has ended for which an array was fetched",
+            )),
         }
     }
 
     async fn fetch_from(
         &self,
-        address: &str,
-        epoch: u64,
-        transfer: u64,
+        holder: &Holder,
+        Elsewhere {
+            address,
+            epoch,
+            transfer,
+        }: Elsewhere<'_>,
         bytes: usize,
         term: Term,
     ) -> Result<(Slab, Order), StatusProto> {
@@ -236,6 +253,7 @@ impl Peers {
             epoch,
             transfer,
             by_connection: true,
+            secret: holder.secret.clone(),
         };
         let frames = client.fetch_data(request).await;
         let mut frames = frames.map_err(|error| gone(&error))?.into_inner();

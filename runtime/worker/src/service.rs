@@ -6,6 +6,7 @@ mod local;
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use futures::StreamExt as _;
 use tokio::sync::oneshot;
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
@@ -127,13 +128,14 @@ impl Worker for Service {
         let mut frames = request.into_inner();
         let first = frames.message().await?;
         let DataFrame { header, data, .. } = first.unwrap_or_default();
+        let header = header_of(header)?;
+        self.put_begins(&header).await?;
         let DataHeader {
             epoch,
             transfer,
             size_bytes,
             ..
-        } = header_of(header)?;
-        self.put_begins(epoch, transfer, size_bytes).await?;
+        } = header;
         let received = receive(&mut frames, data, transfer, size_bytes).await;
         let (data, result) = match received {
             Ok(data) => (Ok(data), Ok(PutDataReply {})),
@@ -168,13 +170,15 @@ impl Worker for Service {
             epoch,
             transfer,
             by_connection,
+            secret,
         } = request.into_inner();
         let (known, named) = oneshot::channel();
         let (bytes, there) = oneshot::channel();
-        self.core
-            .with_session(epoch, move |session| {
+        let over = self
+            .core
+            .with_lease(epoch, secret, move |session| {
                 session.fetch(transfer, Fetch { known, bytes });
-                Ok(())
+                Ok(session.holder().over.clone())
             })
             .await??;
         let limit = self.core.limits.early_fetch_wait;
@@ -187,13 +191,11 @@ impl Worker for Service {
             .map_err(|_| Status::invalid_argument(format!("lease {epoch} has ended")))?;
         let copied = bytes.map_err(|fault| status::to_grpc(&fault))?;
         if by_connection && copied.bytes.len() > FRAME_BYTES {
-            return Ok(Response::new(Box::pin(
-                self.offer(epoch, transfer, copied)?,
-            )));
+            let offer = self.offer(epoch, transfer, copied)?;
+            return Ok(Response::new(Box::pin(while_held(offer, epoch, over))));
         }
-        Ok(Response::new(Box::pin(tokio_stream::iter(frames(
-            epoch, transfer, copied,
-        )))))
+        let frames = tokio_stream::iter(frames(epoch, transfer, copied));
+        Ok(Response::new(Box::pin(while_held(frames, epoch, over))))
     }
 
     async fn fetch_executable(
@@ -232,6 +234,7 @@ impl Service {
             size_bytes,
             minor_to_major: order.unwrap_or_default(),
             ticket: Bytes::copy_from_slice(&offered.ticket),
+            secret: Bytes::new(),
         };
         let first = DataFrame {
             header: Some(header),
@@ -253,12 +256,13 @@ impl Service {
 
     /// Announces a transfer. Bytes come over another connection than ops and may outrun theirs: where too many bytes wait for
     /// their ops, these wait unread, until the op is there or others have made room.
-    async fn put_begins(&self, epoch: u64, transfer: u64, size_bytes: u64) -> Result<(), Status> {
+    async fn put_begins(&self, header: &DataHeader) -> Result<(), Status> {
+        let (transfer, size_bytes) = (header.transfer, header.size_bytes);
         let deadline = tokio::time::Instant::now() + self.core.limits.early_fetch_wait;
         loop {
             let begun = self
                 .core
-                .with_session(epoch, move |session| {
+                .with_lease(header.epoch, header.secret.clone(), move |session| {
                     session.put_begins(transfer, size_bytes)
                 })
                 .await?;
@@ -274,6 +278,20 @@ impl Service {
 }
 
 impl Core {
+    /// Runs a call of another process on the dispatch thread, of one that knows the lease's secret. See [`Self::with_session`].
+    async fn with_lease<T: Send + 'static>(
+        &self,
+        epoch: u64,
+        secret: Bytes,
+        call: impl FnOnce(&mut Session) -> Result<T, StatusProto> + Send + 'static,
+    ) -> Result<Result<T, Status>, Status> {
+        let call = move |session: &mut Session| {
+            session.holder().check(&secret)?;
+            call(session)
+        };
+        self.with_session(epoch, call).await
+    }
+
     /// Runs a call of the data service on the dispatch thread. The outer error: the worker goes down; the inner one: the
     /// session is not there, or the call failed.
     async fn with_session<T: Send + 'static>(
@@ -292,6 +310,20 @@ impl Core {
         let result = result.await.map_err(|_| going_down())?;
         Ok(result.map_err(|status| status::to_grpc(&status)))
     }
+}
+
+/// Frames that end with the lease. Who takes them is another of its workers, or serves its proxy: to both this one is gone.
+fn while_held(
+    frames: impl Stream<Item = Result<DataFrame, Status>>,
+    epoch: u64,
+    over: CancellationToken,
+) -> impl Stream<Item = Result<DataFrame, Status>> {
+    let held = frames.take_until(over.clone().cancelled_owned());
+    let end = futures::stream::once(async move {
+        let ended = || Err(Status::unavailable(format!("lease {epoch} has ended")));
+        over.is_cancelled().then(ended)
+    });
+    held.chain(end.filter_map(std::future::ready))
 }
 
 /// The header of a transfer's first message, if it can be taken at its word.
@@ -472,6 +504,7 @@ fn frames(
             size_bytes,
             minor_to_major: order.clone().unwrap_or_default(),
             ticket: Bytes::new(),
+            secret: Bytes::new(),
         });
         Ok(DataFrame {
             header,

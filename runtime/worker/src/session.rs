@@ -25,6 +25,7 @@ use std::{
     sync::Arc,
 };
 
+use tokio_util::sync::DropGuard;
 use waystation_proto::{
     tensorflow::StatusProto,
     waystation::worker::{Answer, Attach, Ended, Op, op, reply},
@@ -40,6 +41,7 @@ pub(crate) use self::{
 };
 use crate::{
     core::Core,
+    holder::Holder,
     outbox::Outbox,
     spanning::Epoch,
     status::{self, Fault},
@@ -63,6 +65,9 @@ struct Wait {
 pub(crate) struct Session {
     /// First, so that other workers see it end, and not launches given up one by one.
     lease: Lease,
+    holder: Holder,
+    /// Ends with the session.
+    _over: DropGuard,
     core: Arc<Core>,
     epoch: u64,
     serial: u64,
@@ -105,8 +110,11 @@ impl Session {
             .zip(0..)
             .map(|(&id, ordinal)| (id, ordinal))
             .collect();
+        let holder = Holder::new(attach.collectives_secret.clone());
         Session {
             lease: Lease::new(lease),
+            _over: holder.over.clone().drop_guard(),
+            holder,
             client: core.clients.of(0),
             core,
             epoch: attach.epoch,
@@ -134,6 +142,10 @@ impl Session {
 
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch
+    }
+
+    pub(crate) fn holder(&self) -> &Holder {
+        &self.holder
     }
 
     pub(crate) fn serial(&self) -> u64 {

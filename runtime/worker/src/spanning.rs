@@ -47,8 +47,6 @@ pub(crate) struct Spanning {
 pub(crate) struct Epoch {
     pub(crate) tcp: Tcp,
     pub(crate) engine: Engine,
-    /// What its workers know each other by.
-    pub(crate) secret: Secret,
     /// Where other workers connect to.
     pub(crate) address: String,
 }
@@ -115,7 +113,7 @@ impl Spanning {
                 ..Config::default()
             },
         };
-        let tcp = Tcp::new(process, secret.clone(), config);
+        let tcp = Tcp::new(process, secret, config);
         let engine = Engine::new(process, Arc::new(tcp.clone()));
         tcp.on_change(told);
         tcp.listen(listener, engine.clone());
@@ -123,7 +121,6 @@ impl Spanning {
         Ok(Epoch {
             tcp,
             engine,
-            secret,
             address: format!("{}:{port}", self.host),
         })
     }

@@ -165,6 +165,7 @@ impl PendingPut {
             epoch: self.link.epoch,
             transfer: self.transfer,
             size_bytes,
+            secret: self.link.secret(),
             ..DataHeader::default()
         };
         if size_bytes >= LOCAL_FROM_BYTES

@@ -25,7 +25,7 @@ impl Service {
         } = request;
         let artifact = self
             .core
-            .with_session(epoch, move |session| session.artifact(executable, &secret))
+            .with_lease(epoch, secret, move |session| session.artifact(executable))
             .await??;
         let header = self.core.compiler.header(&artifact);
         Ok(Box::pin(tokio_stream::iter(frames(header, artifact.bytes))))

@@ -34,8 +34,7 @@ impl Service {
             let _ = sender.try_send(Ok(LocalPutReply { segment: None }));
             return Ok(ReceiverStream::new(replies));
         };
-        self.put_begins(header.epoch, header.transfer, header.size_bytes)
-            .await?;
+        self.put_begins(&header).await?;
         let _ = sender.try_send(Ok(LocalPutReply {
             segment: block.lend(),
         }));

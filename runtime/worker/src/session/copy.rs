@@ -14,6 +14,7 @@ use crate::{
     dtype::Dtype,
     geometry, layout,
     ledger::Charge,
+    peers::Elsewhere,
     status,
     table::{Maker, Origin, Shard, Slot, Value},
     usage::Cause,
@@ -201,11 +202,15 @@ impl Session {
         };
         let producer = self.produce(vec![slot]);
         let (core, serial) = (Arc::clone(&self.core), self.serial);
+        let holder = self.holder.clone();
         self.core.runtime.spawn(async move {
             let peers = Arc::clone(&core.peers);
-            let data = peers
-                .fetch(&op.from, op.from_epoch, op.transfer, bytes, Term::Lasting)
-                .await;
+            let from = Elsewhere {
+                address: &op.from,
+                epoch: op.from_epoch,
+                transfer: op.transfer,
+            };
+            let data = peers.fetch(&holder, from, bytes, Term::Lasting).await;
             core.post(serial, move |session| {
                 let slots = session.take_produced(producer);
                 match data {

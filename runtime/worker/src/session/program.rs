@@ -8,11 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bytes::Bytes;
 use tokio::{runtime::Handle, task::AbortHandle};
 use waystation_collectives::Process;
 use waystation_proto::{
-    tensorflow::{StatusProto, error::Code},
+    tensorflow::StatusProto,
     waystation::worker::{Compile, CompileDone, Load, reply},
 };
 
@@ -160,15 +159,10 @@ impl Session {
     /// Gets a program that spans workers from the one that compiles it.
     pub(super) fn load(&mut self, op: Load) {
         let placement = self.placement(&op.device_ids, &op.processes);
-        let lease = self.lease.epoch.as_ref();
         let from = Elsewhere {
             address: op.from,
             epoch: op.from_epoch,
-            // Without it the placement is refused.
-            secret: lease.map_or_else(
-                |_| Bytes::new(),
-                |lease| Bytes::copy_from_slice(lease.secret.bytes()),
-            ),
+            secret: self.holder.secret.clone(),
             executable: op.from_executable,
             key: op.key,
             info: op.info.unwrap_or_default(),
@@ -306,19 +300,8 @@ impl Session {
         })
     }
 
-    /// The serialized form of a program that spans workers, for another of them, which shows the lease's secret.
-    pub(crate) fn artifact(
-        &mut self,
-        executable: u64,
-        secret: &[u8],
-    ) -> Result<Artifact, StatusProto> {
-        let lease = self.lease.epoch.as_ref();
-        if !lease.is_ok_and(|lease| lease.secret.is(secret)) {
-            return Err(status::of(
-                Code::PermissionDenied,
-                "executables go to the workers of the lease only, which know its secret",
-            ));
-        }
+    /// The serialized form of a program that spans workers, for another of them.
+    pub(crate) fn artifact(&mut self, executable: u64) -> Result<Artifact, StatusProto> {
         let program = self.programs.get(&executable).ok_or_else(|| {
             status::invalid(format!("executable {executable} is unknown to this worker"))
         })?;

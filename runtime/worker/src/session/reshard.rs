@@ -18,6 +18,7 @@ use crate::{
     counters,
     dtype::Dtype,
     geometry, host,
+    peers::Elsewhere,
     region::{self, Dense, Region},
     slabs::Slab,
     status::{self, Fault},
@@ -196,22 +197,20 @@ impl Session {
                 slot.unhold();
             }
             From::There(remote) => {
+                let holder = self.holder.clone();
                 self.core.runtime.spawn(async move {
                     let copied = async {
                         let regions = pieces.iter().map(|piece| &piece.region);
                         let bytes = region::total_bytes(regions, dtype.host_bytes)?;
                         let whole = whole_part(&pieces, &dims);
                         let term = whole.map_or(Term::Passing, |_| Term::Lasting);
-                        let (data, _) = core
-                            .peers
-                            .fetch(
-                                &remote.from,
-                                remote.from_epoch,
-                                remote.transfer,
-                                bytes,
-                                term,
-                            )
-                            .await?;
+                        let from = Elsewhere {
+                            address: &remote.from,
+                            epoch: remote.from_epoch,
+                            transfer: remote.transfer,
+                        };
+                        let fetched = core.peers.fetch(&holder, from, bytes, term).await;
+                        let (data, _) = fetched?;
                         counters::add(&core.counters.pulled_bytes, data.bytes.len() as u64);
                         if let Some(part) = whole.and_then(|part| parts.get_mut(part)) {
                             *part = data;

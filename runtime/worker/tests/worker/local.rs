@@ -9,7 +9,7 @@ use waystation_proto::{
     xla::PrimitiveType,
 };
 
-use crate::support::{Session, Worker, target};
+use crate::support::{SECRET, Session, Worker, target};
 
 const SIZE: usize = (2 << 20) + 3;
 
@@ -31,6 +31,7 @@ impl Under {
             epoch,
             transfer,
             size_bytes: size,
+            secret: SECRET.to_vec().into(),
             ..DataHeader::default()
         };
         let first = LocalPut {

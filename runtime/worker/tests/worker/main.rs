@@ -6,6 +6,7 @@ mod arrays;
 mod bucket;
 mod checkpoints;
 mod flow;
+mod leases;
 mod local;
 mod memory;
 mod moves;

@@ -261,41 +261,35 @@ async fn pieces_of_large_arrays_move() {
     to.stop().await;
 }
 
-/// What a worker that is no better than it should be answers to `FetchData`, and what it then does with a connection.
-#[derive(Clone)]
+/// What a worker that is no better than it should be answers to `FetchData`.
 struct Liar {
     frames: Vec<DataFrame>,
-    sends: usize,
 }
 
-impl Liar {
-    /// Serves on a port of its own.
-    async fn start(self) -> String {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let address = listener.local_addr().expect("an address").to_string();
-        let (calls, taken) = tokio::sync::mpsc::channel::<std::io::Result<TcpStream>>(8);
-        let sends = self.sends;
-        tokio::spawn(async move {
-            loop {
-                let (mut stream, _) = listener.accept().await.expect("one");
-                let mut first = [0];
-                let _ = stream.peek(&mut first).await;
-                if first != *b"W" {
-                    let _ = calls.send(Ok(stream)).await;
-                    continue;
-                }
-                let mut asked = [0; 56];
-                stream.read_exact(&mut asked).await.expect("a request");
-                let _ = stream.write_all(&vec![1; sends]).await;
+/// Answers every `FetchData` with these frames, and hands out the connections that are made for bytes.
+pub(crate) fn serve(
+    listener: TcpListener,
+    frames: Vec<DataFrame>,
+    plain: tokio::sync::mpsc::Sender<TcpStream>,
+) {
+    let (calls, taken) = tokio::sync::mpsc::channel::<std::io::Result<TcpStream>>(8);
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.expect("one");
+            let mut first = [0];
+            let _ = stream.peek(&mut first).await;
+            if first == *b"W" {
+                let _ = plain.send(stream).await;
+            } else {
+                let _ = calls.send(Ok(stream)).await;
             }
-        });
-        tokio::spawn(
-            tonic::transport::Server::builder()
-                .add_service(WorkerServer::new(self))
-                .serve_with_incoming(ReceiverStream::new(taken)),
-        );
-        address
-    }
+        }
+    });
+    tokio::spawn(
+        tonic::transport::Server::builder()
+            .add_service(WorkerServer::new(Liar { frames }))
+            .serve_with_incoming(ReceiverStream::new(taken)),
+    );
 }
 
 fn not_here<T>() -> Result<T, Status> {
@@ -373,11 +367,17 @@ async fn workers_that_lie_or_break_off_in_the_middle_fail_what_is_fetched_alone(
             data: vec![0; data].into(),
             given_up: false,
         };
-        let liar = Liar {
-            frames: vec![frame],
-            sends,
-        };
-        let from = liar.start().await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let from = listener.local_addr().expect("an address").to_string();
+        let (plain, mut connections) = tokio::sync::mpsc::channel::<TcpStream>(8);
+        serve(listener, vec![frame], plain);
+        tokio::spawn(async move {
+            while let Some(mut stream) = connections.recv().await {
+                let mut asked = [0; 56];
+                stream.read_exact(&mut asked).await.expect("a request");
+                let _ = stream.write_all(&vec![1; sends]).await;
+            }
+        });
         let mut sink = sink.lock().await;
         let (shard, request) = (sink.mint(), sink.mint());
         sink.send(op::Op::Pull(Pull {

@@ -32,6 +32,9 @@ use waystation_worker::{Config, Limits};
 /// Nothing in these tests takes as long; a wait beyond it is a failure.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
+/// What a lease's proxy and workers know.
+pub(crate) const SECRET: [u8; 32] = [7; 32];
+
 /// The interpreter that has JAX and the plugin.
 pub(crate) fn python() -> PathBuf {
     if let Some(path) = std::env::var_os("WAYSTATION_TEST_PYTHON") {
@@ -176,6 +179,7 @@ impl Session {
         let attach = Attach {
             epoch,
             device_ids: (0..8).collect(),
+            collectives_secret: SECRET.to_vec().into(),
             ..Attach::default()
         };
         let (session, _) = Session::attach(worker, attach).await?;
@@ -364,6 +368,7 @@ impl Session {
             epoch: self.epoch,
             transfer,
             by_connection: false,
+            secret: SECRET.to_vec().into(),
         };
         let mut frames = self.client.fetch_data(request).await?.into_inner();
         let mut data = Vec::new();
@@ -385,6 +390,7 @@ impl Session {
             epoch: self.epoch,
             transfer,
             size_bytes: announced,
+            secret: SECRET.to_vec().into(),
             ..DataHeader::default()
         });
         let mut frames: Vec<DataFrame> = bytes
@@ -421,6 +427,7 @@ impl Session {
                 epoch: self.epoch,
                 transfer,
                 size_bytes: announced,
+                secret: SECRET.to_vec().into(),
                 ..DataHeader::default()
             }),
             data: Bytes::copy_from_slice(bytes),

@@ -9,7 +9,7 @@ use waystation_proto::{
 };
 use waystation_worker::Limits;
 
-use crate::support::{Session, Worker, failure, target, user_context};
+use crate::support::{SECRET, Session, Worker, failure, target, user_context};
 
 /// Neither a multiple of a frame nor of an alignment.
 const LARGE: usize = (3 << 20) + 5;
@@ -61,6 +61,7 @@ async fn large_arrays_stream_in_and_out() {
                 epoch: 1,
                 transfer: early,
                 by_connection: false,
+                secret: SECRET.to_vec().into(),
             })
             .await
             .unwrap()
@@ -165,6 +166,7 @@ async fn released_and_unknown_transfers_are_not_served() {
             epoch: 9,
             transfer,
             by_connection: false,
+            secret: SECRET.to_vec().into(),
         })
         .await
         .unwrap_err();

@@ -14,7 +14,7 @@ use crate::support::{Session, Worker, program, target};
 /// Devices 0 to 7 are the first worker's, 8 to 15 the second's; four of each run the programs.
 pub(super) const BOTH: [i32; 8] = [0, 1, 2, 3, 8, 9, 10, 11];
 pub(super) const PLACES: [u32; 8] = [4, 4, 4, 4, 9, 9, 9, 9];
-pub(super) const SECRET: [u8; 32] = [7; 32];
+pub(super) use crate::support::SECRET;
 
 /// Two workers that know each other, with a session each.
 pub(super) struct Pair {
