@@ -26,7 +26,7 @@ pub(crate) struct Shard {
     pub(crate) context: UserContext,
     /// What it still needs from outside the workers.
     pub(crate) needs: Needs,
-    /// What saves of it wait for before they copy: whatever takes it over waits for that, too.
+    /// What saves and moves of it wait for before they copy: whatever takes it over waits for that, too.
     saves_need: Mutex<Needs>,
     /// Set where the values are strings: they are here, and the worker knows of nothing.
     strings: Option<Coming>,
@@ -70,13 +70,13 @@ impl Shard {
         }
     }
 
-    /// It is saved together with what needs this: the save copies nothing before all is there.
+    /// It is saved or moved together with what needs this, which may be copied first.
     pub(crate) fn saved_with(&self, needs: &Needs) {
         let mut saves_need = lock(&self.saves_need);
         *saves_need = Needs::of([&*saves_need, needs]);
     }
 
-    /// What saves of it wait for.
+    /// What saves and moves of it wait for.
     pub(crate) fn saves_need(&self) -> Needs {
         lock(&self.saves_need).clone()
     }

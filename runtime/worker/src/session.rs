@@ -172,6 +172,8 @@ impl Session {
         self.release(&op.releases);
         let client = op.client;
         let Some(op) = op.op else {
+            // A launch may have waited for that.
+            self.settle();
             if !only_cleans_up {
                 tracing::warn!(
                     "an op that this build does not know was ignored; run the same build everywhere"

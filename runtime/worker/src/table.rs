@@ -25,6 +25,9 @@ pub(crate) struct Slot {
     /// Saves that have not copied the value yet, and the waits to tell when they have.
     saves: Cell<u32>,
     after_saves: RefCell<Vec<u64>>,
+    /// Those of the holds that end by themselves: the value is copied to the host or sent to other workers. And the waits to tell.
+    sends: Cell<u32>,
+    after_sends: RefCell<Vec<u64>>,
 }
 
 /// Slots that an op reads, held until this is dropped.
@@ -106,6 +109,8 @@ impl Slot {
             holds: Cell::new(0),
             saves: Cell::new(0),
             after_saves: RefCell::default(),
+            sends: Cell::new(0),
+            after_sends: RefCell::default(),
         })
     }
 
@@ -156,6 +161,31 @@ impl Slot {
 
     pub(crate) fn is_held(&self) -> bool {
         self.holds.get() > 0
+    }
+
+    /// Holds the value until it has been copied or sent.
+    pub(crate) fn begin_send(&self) {
+        self.hold();
+        self.sends.set(self.sends.get() + 1);
+    }
+
+    /// It has been, or never will; returns the waits to tell.
+    pub(crate) fn end_send(&self) -> Vec<u64> {
+        self.unhold();
+        self.sends.set(self.sends.get().saturating_sub(1));
+        if self.is_being_sent() {
+            return Vec::new();
+        }
+        self.after_sends.take()
+    }
+
+    pub(crate) fn is_being_sent(&self) -> bool {
+        self.sends.get() > 0
+    }
+
+    /// Asks to be told by the number of a wait when the value is not being sent any more.
+    pub(crate) fn await_sends(&self, wait: u64) {
+        self.after_sends.borrow_mut().push(wait);
     }
 
     /// A save is going to copy the value. An execution that takes it over waits for that.

@@ -166,6 +166,12 @@ impl Session {
         let link = Arc::clone(&cluster.links[worker]);
         let mut releases = Vec::new();
         let mut sources = Vec::with_capacity(gather.sources.len());
+        let needs = Needs::of(array.shards.iter().map(|shard| &shard.needs));
+        if !needs.are_met() {
+            for shard in &array.shards {
+                shard.saved_with(&needs);
+            }
+        }
         for (position, pieces) in gather.sources {
             let shard = &array.shards[position];
             let pieces: Vec<reshard::Piece> = pieces

@@ -57,6 +57,21 @@ impl Launch {
         kept
     }
 
+    /// Those that the plugin could take over if they were not being sent, or copied.
+    pub(super) fn sent(&self) -> Vec<Rc<Slot>> {
+        let devices = self.ordinals.len();
+        let kept = |parameter: &usize| {
+            i64::try_from(*parameter).is_ok_and(|index| self.kept.contains(&index))
+        };
+        let own = self
+            .loaded
+            .donated(&[])
+            .filter(|parameter| !kept(parameter));
+        let own =
+            own.flat_map(|parameter| self.args.iter().skip(parameter * devices).take(devices));
+        own.filter(|slot| slot.is_being_sent()).cloned().collect()
+    }
+
     /// The shards that the plugin takes over, with the place of their device in the program's list.
     pub(super) fn donated<'a>(
         &'a self,

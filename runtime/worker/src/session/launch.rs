@@ -274,9 +274,13 @@ impl Session {
         };
         let (shards, kept, room) = match self.prepare(&launch) {
             Ok(Some(prepared)) => prepared,
-            Ok(None) => {
+            Ok(None) if self.executes() => {
                 self.launches.ready.insert(sequence, launch);
                 return false;
+            }
+            Ok(None) => {
+                self.await_sends(sequence, launch);
+                return true;
             }
             Err(fault) => {
                 self.launch_failed(&launch.results, launch.watch, &fault);
@@ -314,6 +318,8 @@ impl Session {
             Ok(room) => Ok(Some((shards, kept, room))),
             // Those in flight hold room that comes free.
             Err(_) if self.executes() => Ok(None),
+            // So do inputs that are being sent, when the plugin can take them over.
+            Err(_) if !launch.sent().is_empty() => Ok(None),
             Err(full) => {
                 let (name, temporaries) = (&launch.loaded.name, launch.loaded.temporaries_need());
                 let detail = format!(
@@ -322,6 +328,27 @@ impl Session {
                 Err(self.out_of_memory(full, &detail, &launch.cause))
             }
         }
+    }
+
+    /// Keeps a launch until none of what it takes over is being sent. Others go on.
+    fn await_sends(&mut self, sequence: u64, mut launch: Launch) {
+        launch._permit = None;
+        let (sent, wait) = (launch.sent(), self.mint());
+        for slot in &sent {
+            slot.await_sends(wait);
+        }
+        self.park(wait, sent.len(), Held::of(Vec::new()), move |session| {
+            session.launch_ready(sequence, launch);
+        });
+    }
+
+    /// A shard has been sent, or copied to the host.
+    pub(super) fn end_send(&mut self, slot: &Slot) {
+        for wait in slot.end_send() {
+            self.progress(wait);
+        }
+        // Room that a part waits for before others hear of it.
+        self.launches.unsaid |= !self.launches.parts.is_empty();
     }
 
     /// Whether the plugin has executions that have not ended.

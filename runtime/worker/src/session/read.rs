@@ -176,7 +176,7 @@ impl Session {
     fn read_on_demand(&mut self, transfer: u64, slot: Rc<Slot>, parts: Parts) {
         // Released meanwhile: nobody will fetch it.
         if let Some(state) = self.transfers.by_id.get_mut(&transfer) {
-            slot.hold();
+            slot.begin_send();
             *state = State::OnDemand { slot, parts };
         }
     }
@@ -261,7 +261,7 @@ impl Session {
             return;
         }
         // A CPU plugin copies on the caller's thread. Until it has begun, no execution may take the buffer over.
-        slot.hold();
+        slot.begin_send();
         let reader = self.produce(vec![Rc::clone(slot)]);
         let (core, serial) = (Arc::clone(&self.core), self.serial);
         let buffer = shard.buffer.clone();
@@ -269,7 +269,7 @@ impl Session {
             copy_to_host(&buffer, user_context, segments.as_ref(), then);
             core.post(serial, move |session| {
                 for slot in session.take_produced(reader) {
-                    slot.unhold();
+                    session.end_send(&slot);
                 }
             });
         });
@@ -401,7 +401,7 @@ impl Session {
             Value::Failed(fault) => self.read_done(transfer, Err(fault)),
             Value::Pending { .. } => {}
         }
-        slot.unhold();
+        self.end_send(&slot);
     }
 
     pub(super) fn release(&mut self, transfers: &[u64]) {
@@ -409,7 +409,7 @@ impl Session {
             let fetches = match self.transfers.by_id.remove(transfer) {
                 Some(State::Coming { fetches, .. }) => fetches,
                 Some(State::OnDemand { slot, .. }) => {
-                    slot.unhold();
+                    self.end_send(&slot);
                     continue;
                 }
                 Some(State::Here(Ok(copied))) => {

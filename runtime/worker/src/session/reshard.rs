@@ -112,7 +112,7 @@ impl Session {
         self.when(&here.clone(), move |session| {
             // No execution may take a source over before it has been read.
             for slot in &here {
-                slot.hold();
+                slot.begin_send();
             }
             let number = session.mint();
             let parts = job.dims.iter().map(|dims| part(dims, job.dtype));
@@ -125,7 +125,7 @@ impl Session {
                 Err(status) => {
                     let fault = Arc::new(status::with_context(status, job.cause.user_context));
                     session.reshard_failed(job.request, &job.targets, &fault);
-                    let_go(job);
+                    session.let_go(job);
                 }
             }
         });
@@ -194,7 +194,7 @@ impl Session {
                         });
                     }
                 }
-                slot.unhold();
+                self.end_send(&slot);
             }
             From::There(remote) => {
                 let holder = self.holder.clone();
@@ -277,7 +277,16 @@ impl Session {
             job.cause.user_context,
         ));
         self.reshard_failed(job.request, &job.targets, &fault);
-        let_go(job);
+        self.let_go(job);
+    }
+
+    /// Of a job that ends early: sources that were not read may be taken over again.
+    fn let_go(&mut self, job: Job) {
+        for source in job.sources {
+            if let From::Here(slot) = source.from {
+                self.end_send(&slot);
+            }
+        }
     }
 
     fn reshard_failed(&mut self, request: u64, targets: &[Shards], fault: &Fault) {
@@ -285,15 +294,6 @@ impl Session {
             self.resolve(slot, Err(Arc::clone(fault)));
         }
         self.answer(request, Err((**fault).clone()));
-    }
-}
-
-/// Of a job that ends early: sources that were not read may be taken over again.
-fn let_go(job: Job) {
-    for source in job.sources {
-        if let From::Here(slot) = source.from {
-            slot.unhold();
-        }
     }
 }
 

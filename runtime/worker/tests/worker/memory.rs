@@ -4,12 +4,12 @@ use prost::Message as _;
 use waystation_proto::{
     ifrt_proxy_contrib_pathways::{ObjectStoreDumpProto, object_store_dump_proto::ResultStatusor},
     tensorflow::{StatusProto, error::Code},
-    waystation::worker::{Copy, Execute, Op, Put, Target, op},
+    waystation::worker::{Copy, Execute, FetchDataRequest, Op, Put, Read, Target, op},
     xla::PrimitiveType,
 };
 use waystation_worker::Limits;
 
-use crate::support::{Session, Worker, target, user_context};
+use crate::support::{SECRET, Session, Worker, target, user_context};
 
 const LIMIT: usize = 1 << 20;
 
@@ -203,6 +203,63 @@ async fn what_does_not_fit_yet_waits_for_executions_in_flight() {
     session.drop_shards(&[108]).await;
     put_bytes(&session, 200, 0, 2 * array).await;
     session.watch(&[200, 109]).await.unwrap();
+    worker.stop().await;
+}
+
+/// While it is sent it cannot be taken over, and there is no room for a second one. Others go on meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_array_that_is_being_sent_is_taken_over_when_it_has_been() {
+    const ARRAY: usize = 4 << 20;
+    let worker = limited(ARRAY + (1 << 16)).await;
+    let mut session = worker.session(1).await;
+    for (executable, name) in [(50, "take_over_large"), (51, "add_one")] {
+        session.compile(executable, name, &[0]).await.unwrap();
+    }
+    let data = vec![0; ARRAY];
+    session
+        .put_bytes(100, 0, PrimitiveType::F32, &[1 << 20], None, data)
+        .await;
+    session.put(1, 0, &[1.0; 4]).await;
+    for step in 0..6 {
+        let (transfer, shard) = (1000 + step, 100 + step);
+        let read = Read {
+            transfer,
+            shard,
+            on_demand: true,
+            ..Read::default()
+        };
+        session.send(op::Op::Read(read)).await;
+        let request = FetchDataRequest {
+            epoch: session.epoch,
+            transfer,
+            by_connection: true,
+            secret: SECRET.to_vec().into(),
+        };
+        // In two of three cases it is under way, and in one nobody has asked for it yet.
+        let mut taken = None;
+        if step % 3 > 0 {
+            let frames = session.client.fetch_data(request).await;
+            let mut frames = frames.expect("a transfer").into_inner();
+            frames.message().await.expect("a frame");
+            taken = Some(frames);
+        }
+        session.execute(50, &[shard], shard + 1, 1).await;
+        session.execute(51, &[1], 2 + step, 1).await;
+        assert_eq!(session.read_f32(2 + step).await, [2.0; 4]);
+        if step % 3 == 1 {
+            // Its end is the call's.
+            drop(taken.take());
+        }
+        session
+            .send_op(Op {
+                releases: vec![transfer],
+                ..Op::default()
+            })
+            .await;
+        drop(taken);
+        session.watch(&[shard + 1]).await.unwrap();
+    }
+    assert_eq!(session.read_f32(106).await, vec![6.0; 1 << 20]);
     worker.stop().await;
 }
 

@@ -44,7 +44,7 @@ impl Drop for Seen {
         let reader = self.reader;
         self.core.post(self.serial, move |session| {
             for slot in session.take_produced(reader) {
-                slot.unhold();
+                session.end_send(&slot);
             }
         });
     }
@@ -63,7 +63,7 @@ impl Session {
             self.read_shard(transfer, &slot, shard, parts, false);
             return;
         }
-        slot.hold();
+        slot.begin_send();
         let reader = self.produce(vec![slot]);
         let (core, serial) = (Arc::clone(&self.core), self.serial);
         let buffer = shard.buffer.clone();
@@ -98,16 +98,16 @@ impl Session {
         let shard = match slot.value() {
             Value::Ready(shard) => shard,
             Value::Failed(fault) => {
-                slot.unhold();
+                self.end_send(&slot);
                 self.read_done(transfer, Err(fault));
                 return;
             }
             // It was ready before.
-            Value::Pending { .. } => return slot.unhold(),
+            Value::Pending { .. } => return self.end_send(&slot),
         };
         let Ok(Some(view)) = view else {
             self.read_shard(transfer, &slot, &shard, parts, false);
-            slot.unhold();
+            self.end_send(&slot);
             return;
         };
         if let Some(State::Coming { origin, .. }) = self.transfers.by_id.get_mut(&transfer) {
