@@ -1,7 +1,8 @@
 """Saves one tree by each of Orbax's ways that its users have: `saving.py WAY...`, under SCRATCH.
 
-SCRATCH/expected.json then says what there is to be found, as checkpoint_fixtures.py does. `saving.py restored NAME` restores the
-arrays of one of those, with nothing but what a program that has such a tree knows of it, and says "equal".
+SCRATCH/expected.json then says what there is to be found, as checkpoint_fixtures.py does, earlier runs' included. `saving.py
+restored NAME...` restores the arrays of those, with nothing but what a program that has such a tree knows of it, and says
+"NAME is equal".
 """
 
 import json
@@ -47,8 +48,7 @@ WAYS = {
 }
 
 
-def restored(name):
-    tree = main_tree()
+def restored(name, tree):
     # All these are of types that the request to read can name. Three dots stand for what is not to be restored.
     wanted = lambda leaf: isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding)
     arguments = lambda leaf: (
@@ -62,21 +62,24 @@ def restored(name):
     found = ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(SCRATCH / name, args=args)
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(tree), strict=True)
     compared = [data_of(mine)[0].tobytes() == data_of(leaf)[0].tobytes() for mine, leaf in pairs if mine is not ...]
-    print("equal" if len(compared) > 10 and all(compared) else compared)
+    print(name, "is equal" if len(compared) > 10 and all(compared) else compared, flush=True)
 
 
 def main():
-    if sys.argv[1] == "restored":
-        return restored(sys.argv[2])
     tree = main_tree()
-    expected = {}
+    if sys.argv[1] == "restored":
+        for name in sys.argv[2:]:
+            restored(name, tree)
+        return
+    told = SCRATCH / "expected.json"
+    expected = json.loads(told.read_text()) if told.exists() else {}
     for way in sys.argv[1:]:
         below, save = WAYS[way]
         # Orbax's standard ones take no strings.
         mine = {**tree, "python": {"int": 5, "float": 0.25}} if save in (standard, manager) else tree
         save(SCRATCH / way, mine)
         expected[f"{way}/{below}".rstrip("/")] = described(mine)
-    (SCRATCH / "expected.json").write_text(json.dumps(expected))
+    told.write_text(json.dumps(expected))
     # How the process ends afterwards is another matter: jaxlib sometimes does not survive the interpreter's own end.
     print("saved", flush=True)
 
