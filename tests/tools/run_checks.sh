@@ -89,7 +89,7 @@ end_to_end_name() { # VENV
 
 if check "release binaries" cargo build --release --locked --bin waystation --bin null_server --bin load --bin cache_bench --bin checkpoint_bench --bin gang_bench --bin loopback_bench --bin gcs_double && [ $venv = 0 ]; then
     # Both at once: they wait more than they compute, and each has clusters and folders of its own.
-    suite=(-m pytest -q -p no:cacheprovider tests/python)
+    suite=(-m pytest -q -p no:cacheprovider --durations=25 tests/python)
     [ $second = 0 ] && start_beside "$(end_to_end_name .venv311)" .venv311/bin/python "${suite[@]}"
     check "$(end_to_end_name .venv)" .venv/bin/python "${suite[@]}"
     if [ $second = 0 ]; then
