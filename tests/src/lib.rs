@@ -8,6 +8,7 @@ pub mod fuzz;
 pub mod jaxlib;
 pub mod null_server;
 pub mod null_worker;
+pub mod persist;
 pub mod processes;
 pub mod raw;
 pub mod relay;

@@ -27,7 +27,7 @@ use waystation_proto::{
             resource_manager_client::ResourceManagerClient, worker_inventory, worker_report,
         },
         worker::{
-            Answer, Attached, CompileDone, DataFrame, ExecutableFrame, FetchDataRequest,
+            Answer, Attached, CompileDone, Copied, DataFrame, ExecutableFrame, FetchDataRequest,
             FetchExecutableRequest, LocalPut, LocalPutReply, Op, PutDataReply, ReadDone, Reply,
             Started, Taken, WatchDone, WorkerStatus, WorkerStatusRequest, op, reply,
             worker_server::{Worker, WorkerServer},
@@ -53,6 +53,9 @@ pub enum Pace {
     /// With a small window and pauses that follow from the number.
     Random(u64),
 }
+
+/// The program that takes over its argument. All others are the same but for that.
+pub const TAKES: &[u8] = b"takes";
 
 /// Questions without an answer, of [`Pace::Unsure`].
 const UNSURE: u32 = 2;
@@ -233,7 +236,13 @@ fn answer(op: op::Op) -> Option<reply::Reply> {
         })
     };
     Some(match op {
-        op::Op::Compile(op) => compiled(op.request, Some(info(op.device_ids.len()))),
+        op::Op::Compile(op) => {
+            let mut info = info(op.device_ids.len());
+            if op.program == TAKES {
+                info.donated_parameters = vec![0];
+            }
+            compiled(op.request, Some(info))
+        }
         op::Op::Load(op) => compiled(op.request, None),
         op::Op::Watch(op) => ended(op.watch),
         op::Op::Read(op) if op.notify => reply::Reply::ReadDone(ReadDone {
@@ -310,6 +319,8 @@ impl Worker for NullWorker {
             let mut untold = 0;
             // Launches without a place among the others.
             let mut unplaced = HashMap::new();
+            // Each save copies its arrays when the next one comes, and never ends.
+            let mut save = None;
             while let Ok(Some(op)) = ops.message().await {
                 if let Some(state) = &mut chaos
                     && next(state).is_multiple_of(4)
@@ -342,6 +353,10 @@ impl Worker for NullWorker {
                         seen.extend(unplaced.remove(&op.launch));
                         let launch = op.launch;
                         Some(reply::Reply::Started(Started { launch }))
+                    }
+                    Some(op::Op::SaveArrays(op)) => {
+                        let before = save.replace(op.request);
+                        before.map(|request| reply::Reply::Copied(Copied { request }))
                     }
                     op => op.and_then(answer),
                 };

@@ -10,7 +10,10 @@ use waystation_client::{Client, Request, Response, request};
 use waystation_proto::xla::ifrt::proxy::{
     CheckValueReadyRequest, DestructArrayRequest, DisassembleIntoSingleDeviceArraysRequest,
 };
-use waystation_tests::null_worker::{NullWorkers, Pace};
+use waystation_tests::{
+    null_worker::{NullWorkers, Pace, TAKES},
+    persist::persist,
+};
 
 const WORKERS: u32 = 4;
 const CLIENTS: u64 = 4;
@@ -117,6 +120,55 @@ async fn flags_that_nobody_could_be_asked_about_are_asked_about_again() {
     let limit = std::time::Duration::from_secs(300);
     let served = tokio::time::timeout(limit, served).await;
     served.expect("the proxy goes on");
+}
+
+/// A save may have to wait for host memory before it copies, behind others' saves.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_launch_gets_its_place_when_what_it_takes_over_has_been_copied() {
+    let stop = CancellationToken::new();
+    let _ends = stop.clone().drop_guard();
+    let (workers, proxy) = start(WORKERS, Pace::Even, &stop);
+    let client = Client::connect(&proxy).await.expect("served");
+    let (all, folder) = ([0, 1, 2, 3], std::path::Path::new("/nowhere"));
+    let program = match client.call(request::compile(TAKES, &all)).await {
+        Ok(Response::CompileResponse(compiled)) => compiled.loaded_executable_handle,
+        other => panic!("{other:?}"),
+    };
+    let mut arrays = Vec::new();
+    for _ in 0..2 {
+        let array = client.handle();
+        let stored = client.store(array, Bytes::from_static(&[0; 16])).await;
+        stored.expect("stored");
+        let made = request::make_array(array, &[4], &all, None);
+        client.call(made).await.expect("made");
+        arrays.push(array);
+    }
+    let save = async |array: u64| {
+        let save = persist(&client, folder, &["array"], false).await;
+        let saved = request::execute(save, &[array], &[], 1);
+        client.call(saved).await.expect("begun");
+    };
+    save(arrays[0]).await;
+    let taken = client.handle();
+    let execute = request::execute(program, &[arrays[0]], &[taken], 1);
+    client.call(execute).await.expect("sent");
+    // It has come to the workers before this is asked.
+    let ready = CheckValueReadyRequest {
+        value_handles: vec![arrays[1]],
+    };
+    let ready = client.call(Request::CheckValueReadyRequest(ready));
+    ready.await.expect("ready");
+    let seen = workers.seen();
+    assert!(seen.iter().all(Vec::is_empty), "{seen:?}");
+    save(arrays[1]).await;
+    let placed = async {
+        while workers.seen().iter().any(Vec::is_empty) {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    };
+    let limit = std::time::Duration::from_secs(60);
+    let placed = tokio::time::timeout(limit, placed).await;
+    placed.expect("the launch has its place");
 }
 
 /// The first worker's part of each execution ends, the second's does not.

@@ -42,6 +42,7 @@ use self::{
 };
 use crate::local::LocalMemory;
 use crate::lock::lock;
+use crate::needs::Unmet;
 use crate::status::{self, Status};
 
 /// HTTP/2 windows, in bytes. Small unread messages kill a session with default windows: h2 charges each small frame
@@ -299,6 +300,19 @@ impl Link {
         // First of all: a caller that stops waiting for it leaves nothing behind.
         let room = self.lane.room().await;
         let answer = self.expect(id);
+        self.lane.send(op, room);
+        answer
+    }
+
+    /// Like [`Self::call`], of a save. `copied` is dropped when it has copied what it writes, or has ended.
+    pub(crate) async fn save(&self, id: u64, op: op::Op, copied: Unmet) -> Answer {
+        let room = self.lane.room().await;
+        let answer = self.expect(id);
+        let mut pending = lock(&self.wire.pending);
+        if pending.dead.is_none() {
+            pending.copying.insert(id, copied);
+        }
+        drop(pending);
         self.lane.send(op, room);
         answer
     }

@@ -17,6 +17,7 @@ use waystation_proto::waystation::worker::{Reply, reply, worker_client::WorkerCl
 use super::{gang::Gang, queue::Queue};
 use crate::local::LocalMemory;
 use crate::lock::lock;
+use crate::needs::Unmet;
 use crate::status::{self, Status};
 
 /// How long the op stream of a worker that leaves stays open after the last answer: bytes are fetched after it.
@@ -25,6 +26,8 @@ const LINGER: Duration = Duration::from_millis(300);
 #[derive(Debug, Default)]
 pub(super) struct Pending {
     pub(super) waiting: HashMap<u64, oneshot::Sender<Result<reply::Reply, Status>>>,
+    /// What waits for saves to have copied what they write, by request.
+    pub(super) copying: HashMap<u64, Unmet>,
     /// What requests fail with.
     pub(super) dead: Option<Status>,
 }
@@ -72,6 +75,12 @@ impl Wire {
                 self.gang.started(&self.queue, started.launch);
                 return;
             }
+            Some(reply::Reply::Copied(copied)) => {
+                let copied = lock(&self.pending).copying.remove(&copied.request);
+                // Outside the lock: launches may have waited for it.
+                drop(copied);
+                return;
+            }
             Some(reply::Reply::Leaving(_)) => {
                 self.leave(name);
                 return;
@@ -88,7 +97,12 @@ impl Wire {
             },
             None => return,
         };
-        let sender = lock(&self.pending).waiting.remove(&id);
+        let (sender, copied) = {
+            let mut pending = lock(&self.pending);
+            (pending.waiting.remove(&id), pending.copying.remove(&id))
+        };
+        // As above: it has ended without a word of that.
+        drop(copied);
         if let Some(sender) = sender {
             // Nobody may be waiting any more: a session that ended.
             let _ = sender.send(result);
@@ -131,10 +145,13 @@ impl Wire {
 
     pub(super) fn die(&self, name: &str, why: &str) {
         self.refuse(status::worker_lost(name, why));
-        let (waiting, status) = {
+        let (waiting, copying, status) = {
             let mut pending = lock(&self.pending);
-            (std::mem::take(&mut pending.waiting), pending.dead.clone())
+            let waiting = std::mem::take(&mut pending.waiting);
+            let copying = std::mem::take(&mut pending.copying);
+            (waiting, copying, pending.dead.clone())
         };
+        drop(copying);
         let status = status.unwrap_or_else(|| status::worker_lost(name, why));
         for (_, sender) in waiting {
             let _ = sender.send(Err(status.clone()));
@@ -151,6 +168,7 @@ fn split(reply: reply::Reply) -> Option<(u64, Result<reply::Reply, Status>)> {
         reply::Reply::Attached(_)
         | reply::Reply::Taken(_)
         | reply::Reply::Started(_)
+        | reply::Reply::Copied(_)
         | reply::Reply::Leaving(_)
         | reply::Reply::Ended(_) => return None,
         reply::Reply::CompileDone(done) => (done.request, done.status.clone()),

@@ -42,7 +42,7 @@ use crate::{
     array::{Array, Shard},
     cluster::Cluster,
     convert::{Sharding, Tiling},
-    needs::Needs,
+    needs::{Needs, Unmet},
     status::{self, Status},
 };
 
@@ -281,7 +281,7 @@ impl Session {
                         ..Default::default()
                     });
                 part.shards.push(shard.id);
-                saved.push(Arc::clone(shard));
+                saved.push((device.link, Arc::clone(shard)));
                 part.positions.push(position);
                 part.shares.push(share);
             }
@@ -289,10 +289,18 @@ impl Session {
                 by_link.entry(link).or_default().push(part);
             }
         }
-        let needs = Needs::of(saved.iter().map(|shard| &shard.needs));
+        let needs = Needs::of(saved.iter().map(|(_, shard)| &shard.needs));
         if !needs.are_met() {
-            for shard in &saved {
+            for (_, shard) in &saved {
                 shard.saved_with(&needs);
+            }
+        }
+        // A worker may have to wait for host memory before it copies them, behind other saves.
+        let mut copying: BTreeMap<usize, (Needs, Unmet)> =
+            by_link.keys().map(|&link| (link, Needs::one())).collect();
+        for (link, shard) in &saved {
+            if let Some((copied, _)) = copying.get(link) {
+                shard.saved_with(copied);
             }
         }
         // Counted references that stay would have programs work on copies.
@@ -321,8 +329,13 @@ impl Session {
                 user_context: user_context.id(),
                 together,
             });
+            let copied = copying.remove(&link);
             let link = &cluster.links[link];
-            working.add(link, request, link.call(request, op).await);
+            let answer = match copied {
+                Some((_, copied)) => link.save(request, op, copied).await,
+                None => link.call(request, op).await,
+            };
+            working.add(link, request, answer);
         }
         Ok(working)
     }

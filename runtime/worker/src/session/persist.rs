@@ -26,6 +26,8 @@ const IN_FLIGHT: usize = 4096;
 pub(super) struct Persists {
     /// The shards that are not read yet, by save and piece.
     held: HashMap<(u64, usize), Held>,
+    /// The request of each save, and how many of its shards are not read yet.
+    unread: HashMap<u64, (u64, usize)>,
     /// By request.
     under_way: HashMap<u64, CancellationToken>,
 }

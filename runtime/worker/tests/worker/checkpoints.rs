@@ -5,7 +5,7 @@ use std::path::Path;
 use waystation_proto::{
     tensorflow::error::Code,
     waystation::worker::{
-        ArrayFile, Cancel, Fail, Put, RestoreArrays, SaveArrays, op, restore_arrays,
+        ArrayFile, Cancel, Fail, Put, RestoreArrays, SaveArrays, op, reply, restore_arrays,
         save_arrays::{self, Share, Together},
     },
     xla::{OpSharding, PrimitiveType, op_sharding::Type},
@@ -139,6 +139,30 @@ fn restore(request: u64, files: Vec<Option<ArrayFile>>, first: u64) -> op::Op {
         timeout_ms: 60_000,
         user_context: 7,
     })
+}
+
+/// Also where it has nothing to write, for another holder does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_save_says_when_its_arrays_may_be_taken_over() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let worker = Worker::start().await;
+    let mut session = worker.session(1).await;
+    let file = file(folder.path(), "w", over(4, 2));
+    put(&session, 100, 4, 2).await;
+    for (request, parts) in [(41, 1), (42, 0)] {
+        let mut op = save_of(request, file.clone(), 100, 0..8);
+        for share in &mut op.items[0].shares {
+            share.parts = parts;
+        }
+        session.send(op::Op::SaveArrays(op)).await;
+        let copied = session.reply(|reply| match reply {
+            reply::Reply::Copied(copied) => Some(copied.request),
+            _ => None,
+        });
+        assert_eq!(copied.await, request);
+        session.answer(request).await.expect("saved");
+    }
+    worker.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -14,7 +14,7 @@ use waystation_checkpoint::{Cut, Elements, Meeting, Room, Saving, Term, Together
 use waystation_pjrt::{Buffer, Error, ToHost};
 use waystation_proto::{
     tensorflow::{StatusProto, error::Code},
-    waystation::worker::{Answer, SaveArrays, save_arrays},
+    waystation::worker::{Answer, Copied, SaveArrays, reply, save_arrays},
 };
 
 use super::{Held, IN_FLIGHT, limited, session_over};
@@ -153,6 +153,10 @@ impl Session {
     }
 
     fn start_save(&mut self, ticket: Ticket, save: u64, arrays: Vec<Writing>) {
+        match arrays.iter().map(|writing| writing.in_parts.len()).sum() {
+            0 => self.all_read(ticket.request),
+            count => drop(self.persists.unread.insert(save, (ticket.request, count))),
+        }
         let (core, serial) = (Arc::clone(&self.core), self.serial);
         let mut ticket = ticket;
         self.core.runtime.spawn(async move {
@@ -178,6 +182,7 @@ impl Session {
             let saved = limited(ticket.timeout_ms, &ticket.cancelled, "saving arrays", work).await;
             core.counters.saves.ended(begun, saved.is_ok());
             core.post(serial, move |session| {
+                session.persists.unread.remove(&save);
                 let left = session.persists.held.extract_if(|(of, _), _| *of == save);
                 let left: Vec<Held> = left.map(|(_, held)| held).collect();
                 for held in left {
@@ -237,7 +242,25 @@ impl Session {
             && let Some(held) = self.persists.held.remove(&key)
         {
             self.end_save(&held.slot);
+            self.one_read(key.0);
         }
+    }
+
+    /// One shard less of a save is not read.
+    fn one_read(&mut self, save: u64) {
+        let Some((request, left)) = self.persists.unread.get_mut(&save) else {
+            return;
+        };
+        *left -= 1;
+        if *left == 0 {
+            let request = *request;
+            self.persists.unread.remove(&save);
+            self.all_read(request);
+        }
+    }
+
+    fn all_read(&self, request: u64) {
+        self.outbox.send(reply::Reply::Copied(Copied { request }));
     }
 
     /// Reads the first bytes of a shard.
