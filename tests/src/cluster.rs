@@ -34,6 +34,7 @@ pub struct Cluster {
 /// The resource manager.
 struct Manager {
     workers: u32,
+    slices: u32,
     lease: Duration,
     stop: CancellationToken,
     served: JoinHandle<Result<(), waystation_scheduler::Error>>,
@@ -42,15 +43,18 @@ struct Manager {
 impl Manager {
     fn start(
         listener: TcpListener,
+        slices: u32,
         workers: u32,
         lease: Duration,
         stop: CancellationToken,
     ) -> Self {
         let mut config = waystation_scheduler::Config::new(listener);
+        config.expected_slices = slices;
         config.workers_per_slice = Some(workers);
         config.lease = lease;
         Self {
             workers,
+            slices,
             lease,
             served: tokio::spawn(waystation_scheduler::serve(config, stop.clone())),
             stop,
@@ -190,7 +194,7 @@ impl Cluster {
         let stop = CancellationToken::new();
         let manager = listener();
         let manager_address = manager.local_addr().expect("bound").to_string();
-        let manager = Manager::start(manager, workers, lease, stop.child_token());
+        let manager = Manager::start(manager, 1, workers, lease, stop.child_token());
 
         let python = python();
         let plugin = tokio::task::spawn_blocking(move || {
@@ -245,12 +249,20 @@ impl Cluster {
     /// # Panics
     /// When the first one does not end, or its port cannot be had again.
     pub async fn restart_manager(&mut self) {
+        self.restart_manager_with_slices(self.manager.slices).await;
+    }
+
+    /// Like [`Self::restart_manager`], with another number of slices.
+    ///
+    /// # Panics
+    /// As [`Self::restart_manager`].
+    pub async fn restart_manager_with_slices(&mut self, slices: u32) {
         let Manager { workers, lease, .. } = self.manager;
         self.manager.stop.cancel();
         let served = (&mut self.manager.served).await;
         served.expect("no panic").expect("it ends in order");
         let listener = TcpListener::bind(&self.parts.manager).expect("the port is free again");
-        self.manager = Manager::start(listener, workers, lease, self.stop.child_token());
+        self.manager = Manager::start(listener, slices, workers, lease, self.stop.child_token());
     }
 
     /// Starts another proxy, which ends with its token or the cluster; gives where clients dial it.
@@ -276,13 +288,44 @@ impl Cluster {
     /// # Panics
     /// Where there was none.
     pub fn replace(&mut self, task: usize) {
+        self.replace_changed(task, |_| {});
+    }
+
+    /// Like [`Self::replace`], with the worker's configuration changed.
+    ///
+    /// # Panics
+    /// As [`Self::replace`].
+    pub fn replace_changed(
+        &mut self,
+        task: usize,
+        change: impl FnOnce(&mut waystation_worker::Config),
+    ) {
+        (self.workers[task], self.stops[task]) = self.launch(task, change);
+    }
+
+    /// Starts one more worker, which is in no place of those that there were.
+    ///
+    /// # Panics
+    /// When there is no free port.
+    pub fn add(&mut self, change: impl FnOnce(&mut waystation_worker::Config)) {
+        let (address, stop) = self.launch(0, change);
+        self.workers.push(address);
+        self.stops.push(stop);
+    }
+
+    fn launch(
+        &self,
+        task: usize,
+        change: impl FnOnce(&mut waystation_worker::Config),
+    ) -> (SocketAddr, CancellationToken) {
         let listener = listener();
-        self.workers[task] = listener.local_addr().expect("bound");
+        let address = listener.local_addr().expect("bound");
         let number = u32::try_from(task).expect("few");
         let own = self.stop.child_token();
-        let config = self.parts.worker(listener, number);
+        let mut config = self.parts.worker(listener, number);
+        change(&mut config);
         tokio::spawn(waystation_worker::serve(config, own.clone()));
-        self.stops[task] = own;
+        (address, own)
     }
 
     /// Connects a client.

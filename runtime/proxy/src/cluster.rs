@@ -36,9 +36,30 @@ pub(crate) struct Cluster {
     pub(crate) links: Vec<Arc<Link>>,
 }
 
+/// The devices of one place. Their ids are contiguous.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct DevicesAt {
+    /// Counted among the proxy's.
+    slice: u32,
+    task: u32,
+    first: i32,
+    count: usize,
+}
+
+impl DevicesAt {
+    /// Both cannot be devices of one cluster.
+    fn conflicts(&self, other: &Self) -> bool {
+        let end = |at: &Self| i64::from(at.first) + i64::try_from(at.count).unwrap_or(i64::MAX);
+        let overlap = i64::from(self.first) < end(other) && i64::from(other.first) < end(self);
+        (self.slice, self.task) == (other.slice, other.task) || overlap
+    }
+}
+
 /// What clients see, whichever workers are there.
 #[derive(Debug)]
 pub(crate) struct Devices {
+    /// As [`Cluster::links`].
+    places: Vec<DevicesAt>,
     pub(crate) all: Vec<Device>,
     by_id: HashMap<i32, usize>,
     pub(crate) platform_name: String,
@@ -67,7 +88,14 @@ impl Devices {
         }
         let first = workers.first().and_then(|w| w.inventory.clone());
         let first = first.unwrap_or_default();
+        let places = workers.iter().map(|worker| DevicesAt {
+            slice: worker.virtual_slice,
+            task: worker.task,
+            first: worker.first_device_id,
+            count: device_ids(worker).len(),
+        });
         Self {
+            places: places.collect(),
             by_id: all.iter().enumerate().map(|(i, d)| (d.id, i)).collect(),
             all,
             platform_name: first.platform_name,
@@ -90,21 +118,35 @@ impl Cluster {
         }
     }
 
-    /// A client's cluster as it is `now`: links whose connection has stayed are kept. None when there are other devices now,
-    /// of which the client cannot be told.
+    /// A client's cluster as it is `now`: links whose connection has stayed are kept, and so are those of slices that are not
+    /// in it any more. None when there are other devices in the place of the client's, of which it cannot be told.
     pub(crate) fn renewed(&self, now: &Cluster, client: u64) -> Option<Self> {
-        if !Arc::ptr_eq(&self.devices, &now.devices) {
-            return None;
+        let mut links = Vec::with_capacity(self.links.len());
+        let places = self.devices.places.iter().zip(&self.links);
+        for (index, (place, before)) in places.enumerate() {
+            let there = &now.devices.places;
+            // Where it was, except in a cluster that has grown or shrunk.
+            let found = match there.get(index) == Some(place) {
+                true => Some(index),
+                false => there.iter().position(|other| other == place),
+            };
+            let link = match found.and_then(|index| now.links.get(index)) {
+                Some(now) if !before.is_same_wire(now) => now.for_client(client),
+                Some(_) => Arc::clone(before),
+                None if there.iter().any(|other| other.conflicts(place)) => return None,
+                None => Arc::clone(before),
+            };
+            links.push(link);
         }
-        let links = self.links.iter().zip(&now.links);
-        let links = links.map(|(before, now)| match before.is_same_wire(now) {
-            true => Arc::clone(before),
-            false => now.for_client(client),
-        });
         Some(Self {
             devices: Arc::clone(&self.devices),
-            links: links.collect(),
+            links,
         })
+    }
+
+    /// No worker of it is there.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.links.iter().all(|link| link.is_dead())
     }
 
     /// The device with a global id.

@@ -143,6 +143,8 @@ pub(crate) struct Session {
     number: u64,
     cluster: Option<Arc<Cluster>>,
     clusters: ClusterWatch,
+    /// There are other devices now in the place of the client's, as said here.
+    replaced: Option<String>,
     values: HashMap<u64, Value>,
     host_buffers: Arc<HostBuffers>,
     tables: Arc<Tables>,
@@ -175,6 +177,7 @@ impl Session {
             shared,
             id,
             cluster: None,
+            replaced: None,
             values: HashMap::new(),
             host_buffers,
             foresight: foresight::Foresight::default(),
@@ -238,8 +241,8 @@ impl Session {
         let timed = timed(&request);
         let named = names_its_line(&request);
         let places = places(&request);
-        if let Some(reason) = self.host_buffers.verdict() {
-            let reason = reason.clone();
+        let verdict = self.host_buffers.verdict().cloned();
+        if let Some(reason) = verdict.or_else(|| self.outlived()) {
             self.bind_failure(minted, &reason, &context);
             self.replies.send(op_id, Numbered::No, Err(reason)).await;
             return;

@@ -223,9 +223,6 @@ impl Follower {
             places.any(|place| place.is_at(worker) && place.has_devices_of(worker))
         };
         let same = published && allotment.workers.iter().all(known);
-        if !same && published && !allotment.complete {
-            return;
-        }
         if allotment.epoch != self.epoch {
             for place in &self.places {
                 if let Some(link) = &place.link {
@@ -236,7 +233,8 @@ impl Follower {
             // Clients that come now wait for the new links. That nothing was this proxy's meanwhile it need not have heard.
             self.sender.send_modify(|state| state.0 = None);
         }
-        if !same {
+        // Of a cluster that is to have other places, what it says of those that are known is taken until it is complete.
+        if !same && (!published || allotment.complete) {
             self.devices = None;
             // Clients that come now wait for the new places.
             self.sender.send_modify(|state| state.0 = None);
@@ -261,7 +259,9 @@ impl Follower {
             return;
         }
         for worker in allotment.workers {
-            let Some(place) = self.places.iter_mut().find(|place| place.is_at(&worker)) else {
+            let mut places = self.places.iter_mut();
+            let known = places.find(|place| place.is_at(&worker) && place.has_devices_of(&worker));
+            let Some(place) = known else {
                 continue;
             };
             match worker.presence() {

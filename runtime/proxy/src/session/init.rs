@@ -41,11 +41,35 @@ impl Session {
         if !self.clusters.has_changed().unwrap_or(false) {
             return;
         }
-        let newest = self.clusters.borrow_and_update().0.clone();
-        let renewed = newest.and_then(|newest| cluster.renewed(&newest, self.number));
-        if let Some(renewed) = renewed {
-            self.cluster = Some(Arc::new(renewed));
+        let Some(newest) = self.clusters.borrow_and_update().0.clone() else {
+            return;
+        };
+        match cluster.renewed(&newest, self.number) {
+            Some(renewed) => {
+                self.cluster = Some(Arc::new(renewed));
+                self.replaced = None;
+            }
+            None => {
+                let (before, now) = (cluster.devices.all.len(), newest.devices.all.len());
+                let replaced = format!(
+                    "the cluster has other devices now ({now}) than when this client connected ({before})"
+                );
+                tracing::warn!(session = self.id, %replaced, "a client's lost workers will not come back to it");
+                self.replaced = Some(replaced);
+            }
         }
+    }
+
+    /// What all requests fail with once no worker of the session is there, nor ever will be again. Not with what says that a
+    /// slice is lost: who waits for slices would wait for ever.
+    pub(super) fn outlived(&self) -> Option<Status> {
+        let replaced = self.replaced.as_ref()?;
+        let cluster = self.cluster.as_ref()?;
+        cluster.is_lost().then(|| {
+            status::failed_precondition(format!(
+                "{replaced}, and none of its own is left. JAX learns of devices once: start the program anew"
+            ))
+        })
     }
 
     /// Answers when every expected worker is there.
