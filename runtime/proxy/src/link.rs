@@ -178,7 +178,7 @@ impl Link {
             .local_memory
             .filter(|_| dial.local_transfers)
             .and_then(|announced| match LocalMemory::reach(&announced) {
-                Ok(local) => Some(local),
+                Ok(local) => Some(Arc::new(local)),
                 Err(why) => {
                     tracing::info!(worker = %name, %why, "bytes go to the worker by its data service");
                     None
@@ -200,7 +200,7 @@ impl Link {
         let wire = Arc::new(Wire {
             queue: Arc::clone(&queue),
             data: client(data),
-            local,
+            local: Mutex::new(local),
             pending: Mutex::default(),
             dead: AtomicBool::new(false),
             given_away: AtomicBool::new(false),
@@ -256,7 +256,7 @@ impl Link {
         let wire = Arc::new(Wire {
             queue,
             data: client(data),
-            local: None,
+            local: Mutex::default(),
             pending: Mutex::default(),
             dead: AtomicBool::new(false),
             given_away: AtomicBool::new(false),
@@ -356,8 +356,8 @@ impl Link {
     }
 
     /// The worker's memory, where this process can reach it.
-    pub(crate) fn local(&self) -> Option<&LocalMemory> {
-        self.wire.local.as_ref()
+    pub(crate) fn local(&self) -> Option<Arc<LocalMemory>> {
+        lock(&self.wire.local).clone()
     }
 
     /// Ops of all sessions that wait in the proxy for this worker.

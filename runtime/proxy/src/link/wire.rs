@@ -37,8 +37,8 @@ pub(super) struct Pending {
 pub(super) struct Wire {
     pub(super) queue: Arc<Queue>,
     pub(super) data: WorkerClient<Channel>,
-    /// The worker's memory, where this process can reach it.
-    pub(super) local: Option<LocalMemory>,
+    /// The worker's memory, where this process can reach it, until it is lost: old programs and arrays keep the wire.
+    pub(super) local: Mutex<Option<Arc<LocalMemory>>>,
     pub(super) pending: Mutex<Pending>,
     /// Whether `pending` says so.
     pub(super) dead: AtomicBool,
@@ -156,6 +156,7 @@ impl Wire {
         for (_, sender) in waiting {
             let _ = sender.send(Err(status.clone()));
         }
+        *lock(&self.local) = None;
         // A worker that is alive after all frees what it has.
         self.queue.close();
         self.gang.leave(self.process);

@@ -170,7 +170,7 @@ impl PendingPut {
         };
         if size_bytes >= LOCAL_FROM_BYTES
             && let Some(local) = self.link.local()
-            && self.hand_over(buffer, header.clone(), local).await?
+            && self.hand_over(buffer, header.clone(), &local).await?
         {
             return Ok(());
         }
