@@ -2,7 +2,8 @@
 //!
 //! A place is a (slice, task). All slices are alike: the devices of a task's worker are those that the instance type says,
 //! or, without one, those of the first worker seen in that task of any slice. Device ids are contiguous in the order of
-//! places, so the ids of a place never change while the resource manager lives, whichever slices are there.
+//! places, so the ids of a place never change while the resource manager lives, whichever slices are there. But where the size
+//! of a slice was learned from workers, it is learned anew from the first one that comes when all have gone.
 
 mod refusal;
 
@@ -89,6 +90,8 @@ pub(crate) struct Cluster {
     topology: Option<Topology>,
     /// Learned from the first worker when not configured.
     workers_per_slice: Option<u32>,
+    /// It is not to be learned.
+    is_configured: bool,
     /// Devices by task, as far as known.
     devices: BTreeMap<u32, u32>,
     seats: BTreeMap<Place, Seat>,
@@ -109,9 +112,11 @@ impl Cluster {
         let devices = topology
             .iter()
             .flat_map(|topology| (0..topology.hosts).map(|task| (task, topology.devices_per_host)));
+        let workers_per_slice = topology.as_ref().map(|t| t.hosts).or(workers_per_slice);
         Cluster {
             slices,
-            workers_per_slice: topology.as_ref().map(|t| t.hosts).or(workers_per_slice),
+            workers_per_slice,
+            is_configured: workers_per_slice.is_some(),
             devices: devices.collect(),
             topology,
             seats: BTreeMap::new(),
@@ -161,7 +166,20 @@ impl Cluster {
             slice: hello.slice,
             task: hello.task,
         };
-        let devices = self.check(place, &hello)?;
+        let devices = match self.check(place, &hello) {
+            Err(Refusal::SliceTasks { .. }) if self.may_be_another() => {
+                let anew = Cluster {
+                    again: self.again,
+                    next_member: self.next_member,
+                    ..Cluster::new(self.slices, None, None)
+                };
+                let devices = anew.check(place, &hello)?;
+                let hosts = std::mem::take(&mut self.hosts);
+                *self = Cluster { hosts, ..anew };
+                devices
+            }
+            checked => checked?,
+        };
         let member = Member(self.next_member);
         self.next_member += 1;
         self.workers_per_slice
@@ -186,6 +204,11 @@ impl Cluster {
             introduced.waits_for.clear();
         }
         Ok(member)
+    }
+
+    /// Nobody is there, nor was it said what slices are to be: the workers that made the cluster what it is are gone.
+    fn may_be_another(&self) -> bool {
+        !self.is_configured && self.seats.values().all(|seat| seat.live.is_none())
     }
 
     /// The member's stream has ended without its goodbye: it counts as there until it leaves, though others may take its place.

@@ -210,6 +210,32 @@ fn the_first_worker_tells_the_size_of_a_slice() {
 }
 
 #[test]
+fn the_size_of_a_slice_is_learned_anew_when_all_workers_have_gone() {
+    let mut cluster = Cluster::new(2, None, None);
+    // One that was not told of the others.
+    let first = cluster.join(hello(0, 0, 0, 1)).unwrap();
+    let other = hello(0, 1, 2, 1);
+    let refusal = Err(Refusal::SliceTasks { theirs: 2, ours: 1 });
+    assert_eq!(cluster.join(other.clone()), refusal);
+    assert!(cluster.miss(first, "silent"));
+    assert_eq!(cluster.join(other.clone()), refusal, "it may be back");
+    assert!(cluster.leave(first, "gone", false));
+    // One that is refused for another reason changes nothing.
+    assert!(cluster.join(hello(0, 3, 2, 1)).is_err());
+    assert_eq!(cluster.expected(), Some(2));
+    cluster.join(other).unwrap();
+    cluster.join(hello(0, 0, 2, 1)).unwrap();
+    assert_eq!(cluster.expected(), Some(4));
+    assert_eq!(firsts(&cluster), [(0, 0, 0), (0, 1, 1)]);
+
+    // What the operator has said stays.
+    let mut cluster = Cluster::new(1, Some(1), None);
+    let only = cluster.join(hello(0, 0, 0, 1)).unwrap();
+    assert!(cluster.leave(only, "gone", false));
+    assert_eq!(cluster.join(hello(0, 0, 2, 1)), refusal);
+}
+
+#[test]
 fn a_slice_of_more_workers_than_there_can_be_is_refused_by_its_number() {
     for (slices, tasks) in [(1, 65_537), (1, u32::MAX), (65_536, 32_768)] {
         let mut cluster = Cluster::new(slices, None, None);
