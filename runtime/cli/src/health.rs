@@ -15,7 +15,10 @@ use axum::{Json, Router, extract::State, http::StatusCode, response::IntoRespons
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use waystation_proto::waystation::{
-    scheduler::{AllottedWorker, SchedulerStatus},
+    scheduler::{
+        AllottedWorker, SchedulerStatus,
+        scheduler_status::{Proxy, Refused},
+    },
     worker::{WorkerStatusRequest, worker_client::WorkerClient},
 };
 use waystation_scheduler::client;
@@ -127,7 +130,17 @@ fn show(status: &SchedulerStatus) -> Value {
         "expected_workers": status.expected_workers,
         "instance_type": status.instance_type,
         "workers": status.workers.iter().map(worker).collect::<Vec<_>>(),
+        "proxies": status.proxies.iter().map(proxy).collect::<Vec<_>>(),
+        "refused": status.refused.iter().map(refused).collect::<Vec<_>>(),
     })
+}
+
+fn proxy(proxy: &Proxy) -> Value {
+    json!({"name": proxy.name, "slices": proxy.slices, "progress": proxy.progress})
+}
+
+fn refused(refused: &Refused) -> Value {
+    json!({"slice": refused.slice, "task": refused.task, "reason": refused.reason})
 }
 
 fn worker(worker: &AllottedWorker) -> Value {

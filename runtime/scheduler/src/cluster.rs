@@ -16,6 +16,11 @@ use waystation_proto::waystation::scheduler::{
 pub(crate) use self::refusal::Refusal;
 use crate::holds::Says;
 
+/// Places of which a refusal is remembered; a worker's word must not make them without end.
+const MAX_REFUSALS: usize = 1024;
+/// Longest reason kept: it may repeat what the worker says.
+const MAX_REFUSAL_CHARS: usize = 1024;
+
 /// Identifies one registration; a worker that comes back gets another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Member(u64);
@@ -97,6 +102,8 @@ pub(crate) struct Cluster {
     seats: BTreeMap<Place, Seat>,
     /// The hosts of workers that have introduced themselves; they may not have registered yet.
     hosts: BTreeMap<Place, Introduced>,
+    /// Why the last worker that wanted a place was refused, until one is seated there.
+    refusals: BTreeMap<Place, String>,
     /// A worker has been with a resource manager before it came to this one.
     again: bool,
     next_member: u64,
@@ -121,6 +128,7 @@ impl Cluster {
             topology,
             seats: BTreeMap::new(),
             hosts: BTreeMap::new(),
+            refusals: BTreeMap::new(),
             again: false,
             next_member: 0,
         }
@@ -171,6 +179,7 @@ impl Cluster {
                 let anew = Cluster {
                     again: self.again,
                     next_member: self.next_member,
+                    refusals: self.refusals.clone(),
                     ..Cluster::new(self.slices, None, None)
                 };
                 let devices = anew.check(place, &hello)?;
@@ -199,11 +208,34 @@ impl Cluster {
             }),
         };
         self.seats.insert(place, seat);
+        self.refusals.remove(&place);
         if let Some(introduced) = self.hosts.get_mut(&place) {
             introduced.member = Some(member);
             introduced.waits_for.clear();
         }
         Ok(member)
+    }
+
+    /// Remembers why a worker was refused, where its place has none; true when that is news.
+    pub(crate) fn note(&mut self, place: Place, refusal: &Refusal) -> bool {
+        let seat = self.seats.get(&place);
+        let is_taken = seat.is_some_and(|seat| seat.live.is_some());
+        let is_full = self.refusals.len() >= MAX_REFUSALS && !self.refusals.contains_key(&place);
+        if is_taken || is_full {
+            return false;
+        }
+        let refusal = refusal
+            .to_string()
+            .chars()
+            .take(MAX_REFUSAL_CHARS)
+            .collect();
+        self.refusals.insert(place, refusal).as_ref() != self.refusals.get(&place)
+    }
+
+    /// The places for which a worker was refused and none has come since, and why.
+    pub(crate) fn refusals(&self) -> impl Iterator<Item = (Place, &str)> {
+        let refusals = self.refusals.iter();
+        refusals.map(|(place, why)| (*place, why.as_str()))
     }
 
     /// Nobody is there, nor was it said what slices are to be: the workers that made the cluster what it is are gone.
@@ -395,9 +427,17 @@ impl Cluster {
         if let Some(waiting) = self.waiting(slices) {
             workers.push_str(&format!(", {waiting}"));
         }
-        match slices.len() {
+        let progress = match slices.len() {
             1 => workers,
             all => format!("{whole} of {all} slices ({workers})"),
+        };
+        let mut refusals = self.refusals.iter();
+        let wanted = |place: &Place| slices.contains(&place.slice) && place.task < tasks;
+        match refusals.find(|(place, _)| wanted(place)) {
+            Some((Place { slice, task }, why)) => {
+                format!("{progress}; a worker for slice {slice} task {task} was refused: {why}")
+            }
+            None => progress,
         }
     }
 

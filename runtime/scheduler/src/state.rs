@@ -11,8 +11,9 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 use waystation_proto::waystation::scheduler::{
-    Allotment, AllottedWorker, Hello, IntroduceRequest, SchedulerStatus, allotted_worker::Presence,
-    scheduler_status::Proxy,
+    Allotment, AllottedWorker, Hello, IntroduceRequest, SchedulerStatus,
+    allotted_worker::Presence,
+    scheduler_status::{Proxy, Refused},
 };
 
 use crate::{
@@ -93,7 +94,24 @@ impl State {
 
     /// Seats a worker until the returned guard drops.
     pub(crate) fn join(self: &Arc<Self>, hello: Hello) -> Result<Seated, Refusal> {
-        let member = self.lock().cluster.join(hello)?;
+        let place = Place {
+            slice: hello.slice,
+            task: hello.task,
+        };
+        let joined = {
+            let mut inner = self.lock();
+            let joined = inner.cluster.join(hello);
+            joined.map_err(|refusal| (inner.cluster.note(place, &refusal), refusal))
+        };
+        let member = match joined {
+            Ok(member) => member,
+            Err((news, refusal)) => {
+                if news {
+                    self.changed();
+                }
+                return Err(refusal);
+            }
+        };
         self.members_changed();
         Ok(Seated {
             state: Arc::clone(self),
@@ -204,6 +222,15 @@ impl State {
                         progress,
                         slices: Vec::new(),
                     },
+                })
+                .collect(),
+            refused: inner
+                .cluster
+                .refusals()
+                .map(|(place, reason)| Refused {
+                    slice: place.slice,
+                    task: place.task,
+                    reason: reason.to_owned(),
                 })
                 .collect(),
             ..SchedulerStatus::default()

@@ -236,6 +236,45 @@ fn the_size_of_a_slice_is_learned_anew_when_all_workers_have_gone() {
 }
 
 #[test]
+fn a_place_whose_worker_was_refused_says_so_until_one_has_come() {
+    let mut cluster = Cluster::new(1, Some(2), None);
+    cluster.join(hello(0, 0, 2, 1)).unwrap();
+    let place = |task| Place { slice: 0, task };
+    let refuse = |cluster: &mut Cluster, hello: Hello| {
+        let place = place(hello.task);
+        let refusal = cluster.join(hello).unwrap_err();
+        cluster.note(place, &refusal)
+    };
+    let other = || Hello {
+        build_id: "another".to_owned(),
+        ..hello(0, 1, 2, 1)
+    };
+    assert!(refuse(&mut cluster, other()));
+    assert!(!refuse(&mut cluster, other()), "the same again");
+    let said = progress(&cluster);
+    let begin = "1 of 2 workers; a worker for slice 0 task 1 was refused: wrong waystation build";
+    assert!(said.starts_with(begin), "{said}");
+    // A place that has its worker lacks nothing, and one that there is not is nobody's business.
+    let second = Hello {
+        address: "host-again:1".to_owned(),
+        ..hello(0, 0, 2, 1)
+    };
+    assert!(!refuse(&mut cluster, second));
+    assert!(refuse(&mut cluster, hello(0, 7, 2, 1)));
+    let refused: Vec<_> = cluster.refusals().map(|(place, _)| place).collect();
+    assert_eq!(refused, [place(1), place(7)]);
+    cluster.join(hello(0, 1, 2, 1)).unwrap();
+    assert_eq!(progress(&cluster), "2 of 2 workers");
+    assert_eq!(cluster.refusals().count(), 1);
+    for task in 8..u32::MAX {
+        if !refuse(&mut cluster, hello(0, task, 2, 1)) {
+            break;
+        }
+    }
+    assert_eq!(cluster.refusals().count(), MAX_REFUSALS);
+}
+
+#[test]
 fn a_slice_of_more_workers_than_there_can_be_is_refused_by_its_number() {
     for (slices, tasks) in [(1, 65_537), (1, u32::MAX), (65_536, 32_768)] {
         let mut cluster = Cluster::new(slices, None, None);
