@@ -153,7 +153,7 @@ macro_rules! floats {
                 Some(match reduction {
                     Add => fold_of!($ty, $size, |a, b| a + b),
                     Multiply => fold_of!($ty, $size, |a, b| a * b),
-                    // As XLA: what is not a number stays so.
+                    // What is not a number stays so, as in `jnp.minimum`; XLA's own CPU collectives may lose it.
                     Minimum => fold_of!($ty, $size, |a, b| if a.is_nan() || a < b { a } else { b }),
                     Maximum => fold_of!($ty, $size, |a, b| if a.is_nan() || a > b { a } else { b }),
                     And | Or | Xor => return None,
