@@ -330,7 +330,12 @@ impl Worker for NullWorker {
                 // Those without credit.
                 let free = matches!(
                     op.op,
-                    Some(op::Op::Peers(_) | op::Op::CancelPut(_) | op::Op::Cancel(_))
+                    Some(
+                        op::Op::Peers(_)
+                            | op::Op::CancelPut(_)
+                            | op::Op::Cancel(_)
+                            | op::Op::ClientEnded(_)
+                    )
                 );
                 untold += u32::from(!free);
                 if let Some(op::Op::Execute(_)) = &op.op {

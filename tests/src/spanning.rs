@@ -33,6 +33,25 @@ pub const MEAN_AND_ONE: &str =
     %all = stablehlo.broadcast_in_dim %next, dims = [] : (tensor<f32>) -> tensor<4xf32>
     return %all : tensor<4xf32> } }";
 
+/// A loop over an all-reduce of four devices, which goes on for as long as the sum is what it always is.
+pub const ENDLESS: &str =
+    "module @jit_endless attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
+  func.func public @main(%arg0: tensor<4xf32> {mhlo.sharding = \"{devices=[4]<=[4]}\"})
+      -> (tensor<4xf32> {mhlo.sharding = \"{devices=[4]<=[4]}\"}) {
+    %zero = stablehlo.constant dense<0.0> : tensor<f32>
+    %low = stablehlo.constant dense<-1000.0> : tensor<f32>
+    %end = stablehlo.while(%x = %arg0) : tensor<4xf32>
+    cond {
+      %sum = stablehlo.reduce(%x init: %zero) applies stablehlo.add across dimensions = [0]
+        : (tensor<4xf32>, tensor<f32>) -> tensor<f32>
+      %on = stablehlo.compare GT, %sum, %low : (tensor<f32>, tensor<f32>) -> tensor<i1>
+      stablehlo.return %on : tensor<i1>
+    } do {
+      %next = stablehlo.cosine %x : tensor<4xf32>
+      stablehlo.return %next : tensor<4xf32>
+    }
+    return %end : tensor<4xf32> } }";
+
 /// x + 1 on one device.
 pub const ADD_ONE: &str =
     "module @jit_add_one { func.func public @main(%arg0: tensor<4xf32>) -> tensor<4xf32> {

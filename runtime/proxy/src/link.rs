@@ -418,6 +418,11 @@ impl Link {
         self.lane.push(op::Op::Unload(Unload { executable }));
     }
 
+    /// Tells the worker that the link's session has ended. Never waits.
+    pub(crate) fn end_client(&self) {
+        self.lane.end();
+    }
+
     /// Tells the worker that nobody waits for what it does under `request`. Never waits.
     pub(crate) fn cancel(&self, request: u64) {
         self.lane.cancel(op::Op::Cancel(Cancel { request }));

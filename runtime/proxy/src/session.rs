@@ -439,6 +439,14 @@ impl Session {
     }
 }
 
+impl Drop for Session {
+    fn drop(&mut self) {
+        // Its launches are nobody's from here on.
+        let links = self.cluster.iter().flat_map(|cluster| &cluster.links);
+        links.for_each(|link| link.end_client());
+    }
+}
+
 fn not_served(request: &str) -> Status {
     status::unimplemented(format!("{request} is not served by this Waystation"))
 }

@@ -5,6 +5,7 @@
 
 mod answers;
 mod copy;
+mod ended;
 mod execution;
 mod launch;
 mod launches;
@@ -32,7 +33,7 @@ use waystation_proto::{
 };
 
 use self::{
-    launches::Launches, peers::Lease, persist::Persists, program::Program, put::Puts,
+    ended::Gone, launches::Launches, peers::Lease, persist::Persists, program::Program, put::Puts,
     read::Transfers, reshard::Reshards, room::Room, watch::Watches,
 };
 pub(crate) use self::{
@@ -93,6 +94,7 @@ pub(crate) struct Session {
     /// Whose op was the last one, or goes on.
     client: Arc<Usage>,
     reshards: Reshards,
+    gone: Gone,
 }
 
 impl Session {
@@ -137,6 +139,7 @@ impl Session {
             persists: Persists::default(),
             room: Room::default(),
             reshards: Reshards::default(),
+            gone: Gone::default(),
         }
     }
 
@@ -217,6 +220,7 @@ impl Session {
             op::Op::Peers(op) => self.peers(op),
             op::Op::Load(op) => self.load(op),
             op::Op::Start(op) => self.place_part(op.launch),
+            op::Op::ClientEnded(_) => self.client_ended(),
         }
         self.settle();
     }

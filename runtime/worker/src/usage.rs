@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex, PoisonError, Weak,
-        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
 };
 
@@ -18,6 +18,8 @@ pub(crate) struct Usage {
     bytes: AtomicU64,
     shards: AtomicU64,
     waiting: AtomicUsize,
+    /// Nobody receives anything for it any more.
+    pub(crate) ended: AtomicBool,
 }
 
 /// One op of a client that waits, for as long as it does.
@@ -86,6 +88,7 @@ impl Clients {
             bytes: AtomicU64::new(0),
             shards: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
+            ended: AtomicBool::new(false),
         });
         clients.insert(client, Arc::downgrade(&usage));
         usage

@@ -31,12 +31,13 @@ pub(crate) struct Permit {
     window: Arc<Window>,
 }
 
-/// Whether an op has a place in the window. Word of the other workers has none, nor have cancellations, and the proxy sends them
+/// Whether an op has a place in the window. Word of the other workers has none, nor have cancellations or that of a
+/// client's end, and the proxy sends them
 /// without credit: the window may be full of launches that wait for a worker which is lost, or for bytes that will not come.
 pub(crate) fn takes_place(op: &Op) -> bool {
     !matches!(
         op.op,
-        Some(op::Op::Peers(_) | op::Op::CancelPut(_) | op::Op::Cancel(_))
+        Some(op::Op::Peers(_) | op::Op::CancelPut(_) | op::Op::Cancel(_) | op::Op::ClientEnded(_))
     )
 }
 

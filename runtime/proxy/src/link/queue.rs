@@ -15,7 +15,8 @@
 //!
 //! Word of who the other workers are takes no credit and leaves before all else: the worker's window may be full of launches
 //! that wait for a worker which is lost. Only the last word counts, so no more than one waits here. So does word that bytes will
-//! not come, or that nobody waits for a save: launches may wait for those, too. It leaves as soon as what it is about has.
+//! not come, or that nobody waits for a save: launches may wait for those, too. It leaves as soon as what it is about has. That a client has ended
+//! leaves at once: its launches may be what the window is full of.
 //!
 //! Launches that span workers leave in one order, the same from all queues ([`gang`](super::gang)). A lane whose next op is
 //! such a launch, and not the next one, waits without a turn; the lane that has the next one has its turns like any other,
@@ -31,7 +32,7 @@ use std::{
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_stream::Stream;
-use waystation_proto::waystation::worker::{Op, Peers, op};
+use waystation_proto::waystation::worker::{ClientEnded, Op, Peers, op};
 
 use super::{
     gang::{GANG_PLACES, Gang, LATER_PLACES, Order, Place},
@@ -558,6 +559,11 @@ impl Lane {
     pub(super) fn release(&self, transfer: u64) {
         self.queue
             .change(self.number, |waiting| waiting.releases.push(transfer));
+    }
+
+    /// Tells the worker that the session has ended. Never waits; ops that are queued may leave later.
+    pub(super) fn end(&self) {
+        self.cancel(op::Op::ClientEnded(ClientEnded {}));
     }
 
     /// Cancels an op of this lane, see [`Queue::cancel`].

@@ -82,7 +82,8 @@ impl Session {
                 }
             }
         }
-        if let Err(status) = self.room_to_wait() {
+        let begins = Self::goes_on(&self.client).and_then(|()| self.room_to_wait());
+        if let Err(status) = begins {
             let fault = Arc::new(status::with_context(status, op.user_context));
             self.give_up(sequence, part.is_some(), &results, op.watch, &fault);
             return;
@@ -177,7 +178,16 @@ impl Session {
 
     /// All that a launch needs is there.
     fn launch_ready(&mut self, sequence: u64, launch: Launch) {
-        if launch.part.is_some() {
+        if let Err(status) = Self::goes_on(&launch.cause.client) {
+            let spans = launch.part.is_some();
+            self.give_up(
+                sequence,
+                spans,
+                &launch.results,
+                launch.watch,
+                &Arc::new(status),
+            );
+        } else if launch.part.is_some() {
             self.part_ready(sequence, launch);
         } else {
             self.launches.ready.insert(sequence, launch);

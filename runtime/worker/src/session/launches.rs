@@ -16,6 +16,7 @@ use crate::{
     ledger::Charge,
     status::Fault,
     table::{Origin, Shard},
+    usage::Usage,
 };
 
 /// Executions of a session.
@@ -66,6 +67,15 @@ impl Launches {
             Place::Later(launch) => self.unplaced.remove(&launch),
         };
         Some(part)
+    }
+
+    /// A client's parts that have not started, in the order in which they came.
+    pub(super) fn parts_of(&self, client: &Arc<Usage>) -> Vec<u64> {
+        let parts = self.parts.iter();
+        let own = parts.filter(|(_, waiting)| Arc::ptr_eq(waiting.client(), client));
+        let mut own: Vec<u64> = own.map(|(sequence, _)| *sequence).collect();
+        own.sort_unstable();
+        own
     }
 
     fn count(&self, which: impl Fn(&InFlight) -> bool) -> usize {

@@ -28,7 +28,7 @@ use crate::{
     ledger::Charge,
     status::{self, Fault},
     table::{Shard, Slot},
-    usage,
+    usage::{self, Usage},
 };
 
 /// Where a program's partitions lie, of one that spans workers.
@@ -84,6 +84,7 @@ pub(super) struct Waiting {
     results: Vec<Rc<Slot>>,
     watch: u64,
     user_context: u64,
+    client: Arc<Usage>,
     /// Its inputs are there, or come without anything from outside this worker.
     can: bool,
     /// The others were told so.
@@ -101,6 +102,11 @@ impl Waiting {
         self.place
     }
 
+    /// Whose it is.
+    pub(super) fn client(&self) -> &Arc<Usage> {
+        &self.client
+    }
+
     /// Whether it can be handed to the devices.
     pub(super) fn is_ready(&self) -> bool {
         self.all_can && self.launch.is_some()
@@ -116,6 +122,12 @@ pub(super) struct Starting {
     missing: usize,
     started: Vec<Option<OneExecution>>,
     fault: Option<Fault>,
+}
+
+impl Starting {
+    pub(super) fn launch(&self) -> &Launch {
+        &self.launch
+    }
 }
 
 /// How failures of one worker's part begin on others.
@@ -197,6 +209,7 @@ impl Session {
             results: results.to_vec(),
             watch: op.watch,
             user_context: op.user_context,
+            client: Arc::clone(&self.client),
             can: false,
             said: false,
             all_can: false,
@@ -261,6 +274,12 @@ impl Session {
     /// Whether a part waits to be started, and has not failed.
     pub(super) fn part_waits(&self, sequence: u64) -> bool {
         self.launches.parts.contains_key(&sequence)
+    }
+
+    /// Whether the others have been told that a part can start.
+    pub(super) fn is_said(&self, sequence: u64) -> bool {
+        let waiting = self.launches.parts.get(&sequence);
+        waiting.is_some_and(|waiting| waiting.said)
     }
 
     /// Tells the other workers which parts this one can start, of those of which they can hear it.
