@@ -184,6 +184,40 @@ def test_a_killed_worker_is_data_loss_and_is_started_again(marker):
     nothing_left(marker)
 
 
+def test_each_of_many_workers_that_end_at_once_is_started_again(marker):
+    run = start(marker, "run", "--workers=6", "--devices_per_worker=1", "--", "cat", stdin=subprocess.PIPE)
+    wait_for(lambda: any(p.name() == "cat" for p in started_by(marker)), 60, "the command runs")
+    old = processes(marker, "worker")
+    assert len(old) == 6
+    for worker in old:
+        worker.kill()
+    wait_for(lambda: len(set(processes(marker, "worker")) - set(old)) == 6, 60, "six other workers run")
+    run.communicate("", timeout=60)
+    assert run.returncode == 0
+    nothing_left(marker)
+
+
+def test_the_resource_manager_is_started_again_on_its_port(marker):
+    """Workers that are lost after it are not lost for good."""
+    up = start(marker, "up", "--devices_per_worker=2")
+    lines = [up.stdout.readline()]
+    while "WAYSTATION_STATUS_URL" not in lines[-1]:
+        lines.append(up.stdout.readline())
+    exported = dict(re.fullmatch(r"export (\w+)=(\S+)\n", line).groups() for line in lines)
+    for role in ("resource-manager", "worker"):
+        [old] = processes(marker, role)
+        old.kill()
+        wait_for(lambda: set(processes(marker, role)) - {old}, 30, f"another {role} runs")  # noqa: B023 (called here)
+    late = subprocess.run(
+        [sys.executable, "-c", CONNECT + "print(jax.device_count(), jax.jit(lambda x: x + 1)(1))"],
+        text=True, capture_output=True, timeout=120, env={**base_environment(), **exported},
+    )  # fmt: skip
+    assert late.stdout == "2 2\n", late.stderr[-3000:]
+    up.send_signal(signal.SIGINT)
+    assert up.wait(30) == 0
+    nothing_left(marker)
+
+
 def test_up_prints_the_environment_and_status_answers(marker):
     up = start(marker, "up", "--devices_per_worker=2")
     environment = {}

@@ -6,6 +6,7 @@
 
 mod component;
 pub(crate) mod environment;
+mod pauses;
 pub(crate) mod plan;
 mod private;
 mod shape;
@@ -35,10 +36,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// What a child has beyond its own grace before it is killed.
 const KILL_MARGIN: Duration = Duration::from_secs(2);
 
-/// Workers that are started again within [`RESTART_WINDOW`]; beyond that something is wrong that a new start does not mend.
-const RESTARTS: usize = 5;
-const RESTART_WINDOW: Duration = Duration::from_secs(60);
-
 /// The children, in the order of their start.
 #[derive(Debug)]
 pub(crate) struct Cluster {
@@ -48,8 +45,6 @@ pub(crate) struct Cluster {
     output: Output,
     /// A child ended by itself: its log is worth keeping.
     keep_logs: bool,
-    /// When workers were started again.
-    restarts: Vec<Instant>,
 }
 
 /// Where a started cluster answers.
@@ -92,7 +87,6 @@ impl Cluster {
             private,
             output,
             keep_logs: false,
-            restarts: Vec::new(),
         })
     }
 
@@ -110,6 +104,11 @@ impl Cluster {
             .first()
             .copied()
             .unwrap_or(SocketAddr::from(([127, 0, 0, 1], 0)));
+        // Workers and proxy know it by this port.
+        let again = plan.arguments(Role::ResourceManager, Some(manager), self.private.path());
+        for component in &mut self.components {
+            component.start_again_with(again.clone());
+        }
         let large_transfers = plan.large_transfer_directory(self.private.path());
         std::fs::create_dir_all(&large_transfers).map_err(|error| {
             Failure::because("the folder for large transfers cannot be made", &error)
@@ -147,40 +146,64 @@ impl Cluster {
         Ok(addresses)
     }
 
-    /// Waits for a child to end by itself and says so, with its last lines; returns its name. A worker is started again: it
-    /// comes back under its device ids, for the clients that come then. Cancel-safe. Never returns when no child is left.
+    /// Sees to the children: says so when one has ended by itself, with its last lines, and starts it again, after a pause
+    /// when it ends again and again. A worker comes back under its device ids, for the clients that come then; the resource
+    /// manager on its port, where all others dial it again. Returns the proxy's name when that has ended: the sessions are
+    /// gone with it. Cancel-safe.
     pub(crate) async fn lost(&mut self) -> String {
-        let waits = self
-            .components
-            .iter_mut()
-            .filter(|component| component.is_running());
-        let waits: Vec<_> = waits.map(|component| Box::pin(component.ended())).collect();
-        if waits.is_empty() {
-            std::future::pending::<()>().await;
-        }
-        let _ = futures::future::select_all(waits).await;
-        self.keep_logs = true;
-        let ended = self.components.iter_mut().find_map(Component::take_news);
-        let Some(component) = ended else {
-            return String::new();
-        };
-        warn!("{}", component.epitaph());
-        let name = component.name().to_owned();
-        if name.starts_with("worker") {
-            self.restarts.retain(|at| at.elapsed() < RESTART_WINDOW);
-            if self.restarts.len() >= RESTARTS {
-                warn!(
-                    "{name} is not started again: workers have ended {RESTARTS} times within {RESTART_WINDOW:?}"
-                );
-            } else {
-                self.restarts.push(Instant::now());
-                match component.restart(&self.output) {
-                    Ok(()) => info!("{name} is started again; the arrays it held are lost"),
-                    Err(failure) => warn!("{failure}"),
+        loop {
+            while let Some(component) = self.components.iter_mut().find_map(Component::take_news) {
+                self.keep_logs = true;
+                warn!("{}", component.epitaph());
+                let name = component.name().to_owned();
+                if name == Role::Proxy.name() {
+                    return name;
+                }
+                let pause = component.plan_restart();
+                if !pause.is_zero() {
+                    info!("{name} is started again in {pause:?}");
                 }
             }
+            self.start_what_is_due();
+            let due = self.components.iter().filter_map(Component::due).min();
+            let next_start = async {
+                match due {
+                    Some(due) => tokio::time::sleep_until(due.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let running = self.components.iter_mut().filter(|one| one.is_running());
+            let ends: Vec<_> = running.map(|one| Box::pin(one.ended())).collect();
+            let next_end = async {
+                if ends.is_empty() {
+                    std::future::pending::<()>().await;
+                }
+                let _ = futures::future::select_all(ends).await;
+            };
+            tokio::select! {
+                () = next_end => {}
+                () = next_start => {}
+            }
         }
-        name
+    }
+
+    fn start_what_is_due(&mut self) {
+        let now = Instant::now();
+        for component in &mut self.components {
+            if component.due().is_none_or(|due| due > now) {
+                continue;
+            }
+            match component.restart(&self.output) {
+                Ok(()) if component.name().starts_with("worker") => {
+                    info!(
+                        "{} is started again; the arrays it held are lost",
+                        component.name()
+                    );
+                }
+                Ok(()) => info!("{} is started again", component.name()),
+                Err(failure) => warn!("{failure}"),
+            }
+        }
     }
 
     /// Ends the children: the proxy first, so that it does not see its workers go, the resource manager last, so that it

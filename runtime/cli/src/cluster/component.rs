@@ -8,12 +8,13 @@ use std::{
     os::fd::AsFd as _,
     path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::process::{Child, ChildStdin, Command};
 use tracing::warn;
 
+use super::pauses::Pauses;
 use crate::error::{Failure, USAGE};
 
 /// How much of a log is shown when its process has died.
@@ -41,6 +42,11 @@ pub(super) struct Component {
     arguments: Vec<OsString>,
     ended: Option<ExitStatus>,
     told: bool,
+    /// When it was started, or tried to be.
+    since: Instant,
+    pauses: Pauses,
+    /// When it is to be started again.
+    due: Option<Instant>,
 }
 
 impl Component {
@@ -96,13 +102,44 @@ impl Component {
             arguments: arguments.to_vec(),
             ended: None,
             told: false,
+            since: Instant::now(),
+            pauses: Pauses::default(),
+            due: None,
         })
     }
 
-    /// Starts the child anew, as it was started the first time.
+    /// What the child is started with from the next time on.
+    pub(super) fn start_again_with(&mut self, arguments: Vec<OsString>) {
+        self.arguments = arguments;
+    }
+
+    /// Has the child, which has ended, started again after a pause, which is returned.
+    pub(super) fn plan_restart(&mut self) -> Duration {
+        let pause = self.pauses.after(self.since.elapsed());
+        self.due = Some(Instant::now() + pause);
+        pause
+    }
+
+    /// When the child is to be started again.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// Starts the child anew. When that fails, it is tried again later.
     pub(super) fn restart(&mut self, output: &Output) -> Result<(), Failure> {
-        *self = Component::spawn(self.name.clone(), &self.arguments, output)?;
-        Ok(())
+        self.due = None;
+        match Component::spawn(self.name.clone(), &self.arguments, output) {
+            Ok(anew) => {
+                let pauses = std::mem::take(&mut self.pauses);
+                *self = Component { pauses, ..anew };
+                Ok(())
+            }
+            Err(failure) => {
+                self.since = Instant::now();
+                self.plan_restart();
+                Err(failure)
+            }
+        }
     }
 
     pub(super) fn name(&self) -> &str {

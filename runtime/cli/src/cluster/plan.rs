@@ -279,7 +279,8 @@ impl Plan {
         self.slices as usize * self.workers as usize
     }
 
-    /// The child's command line. `manager`: where the resource manager listens, for all others. `folder`: the cluster's own.
+    /// The child's command line. `manager`: where the resource manager listens, for all others, and for one that comes in
+    /// its place. `folder`: the cluster's own.
     pub(super) fn arguments(
         &self,
         role: Role,
@@ -292,10 +293,14 @@ impl Plan {
             Role::Worker { .. } => "worker",
             Role::Proxy => "proxy",
         };
+        let (port, manager) = match role {
+            Role::ResourceManager => (manager.map_or(0, |manager| manager.port()), None),
+            Role::Worker { .. } | Role::Proxy => (0, manager),
+        };
         let mut arguments = vec![
             OsString::from(word),
             "--bind_address=127.0.0.1".into(),
-            "--server_port=0".into(),
+            flag("server_port", port.to_string()),
         ];
         arguments.extend(["--parent_stdin".into(), flag("ready_file", ready_file)]);
         arguments.extend(self.shape.everyone());
@@ -525,12 +530,17 @@ mod tests {
         let Command::ResourceManager(manager) = args::parse(line).unwrap().command else {
             panic!("not a resource manager");
         };
+        assert_eq!(manager.server_port, 0);
         assert_eq!((manager.slices, manager.workers), (2, Some(3)));
         assert_eq!(manager.lease_seconds, 5);
         assert!(manager.role.bind_address.is_loopback());
         assert_eq!(manager.retention, retention());
         assert_eq!(manager.cache_mode, CacheMode::ReadOnly);
         assert_eq!(manager.gcs_scratch_location.as_deref(), Some("file:///b"));
+        let Command::ResourceManager(again) = parsed(Role::ResourceManager).command else {
+            panic!("not a resource manager");
+        };
+        assert_eq!(again.server_port, 9);
     }
 
     #[test]

@@ -85,7 +85,7 @@ async fn run_command(
                 received += 1;
                 forward(&mut client, signal, received);
             }
-            // A worker's death is an error in the client, not the end of it.
+            // The death of any of them is an error in the client, not the end of it.
             _ = cluster.lost() => {}
         }
     }

@@ -39,9 +39,9 @@ async fn stay(cluster: &mut Cluster, plan: &Plan, signals: &mut Signals) -> Resu
         tokio::select! {
             // Asked to end is how this command ends.
             _ = signals.recv() => return Ok(0),
-            name = cluster.lost() => if !name.starts_with("worker") {
+            name = cluster.lost() => {
                 return Err(Failure::internal(format!("the cluster has lost its {name}")));
-            },
+            }
         }
     }
 }
