@@ -2,9 +2,11 @@
 
 mod frame;
 mod hello;
+mod local;
 mod queue;
 mod read;
 mod strangers;
+mod stream;
 mod tcp;
 #[cfg(test)]
 mod tests;

@@ -85,7 +85,8 @@ pub struct Limits {
     pub early_fetches: usize,
     /// How long such a fetch waits for its op.
     pub early_fetch_wait: Duration,
-    /// Pieces of memory shared with a proxy on this machine at a time, in place of sending it bytes; 0: none.
+    /// Pieces of memory shared with a proxy on this machine at a time, in place of sending it bytes; 0: none, and other workers on
+    /// this machine are reached by TCP alone.
     pub segments: usize,
     /// Largest result that rides along with `ReadDone`, in bytes.
     pub inline_read_bytes: usize,

@@ -100,7 +100,9 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), Error>
         targets,
         collectives,
     } = opened;
-    let spanning = Spanning::new(collectives, listens, &address, client.devices().len());
+    let devices = client.devices().len();
+    let local = config.limits.segments > 0;
+    let spanning = Spanning::new(collectives, listens, &address, devices, local);
     let wide = Wide::new(Arc::clone(client.plugin()), &spec.options);
     let identity = identity(&client, &digest, targets, config.environment.clone());
     let hlo = Hlo::new(config.cache.keep_hlo_text, place(config.slice, config.task));

@@ -38,6 +38,7 @@ pub(crate) struct Spanning {
     /// The host under which others reach it.
     host: String,
     devices: usize,
+    local: bool,
     runtime: OnceLock<Option<Runtime>>,
     threads: OnceLock<Vec<Sender<Job>>>,
     engine: Mutex<Option<Engine>>,
@@ -58,12 +59,14 @@ impl Drop for Epoch {
 }
 
 impl Spanning {
-    /// `listener` is where the worker's service listens, and `advertised` how others reach it.
+    /// `listener` is where the worker's service listens, and `advertised` how others reach it. `local` is whether others on this
+    /// machine are reached without the network.
     pub(crate) fn new(
         collectives: Collectives,
         listener: SocketAddr,
         advertised: &str,
         devices: usize,
+        local: bool,
     ) -> Spanning {
         let host = advertised.rsplit_once(':').map_or("", |(host, _)| host);
         Spanning {
@@ -71,6 +74,7 @@ impl Spanning {
             ip: listener.ip(),
             host: host.to_owned(),
             devices,
+            local,
             runtime: OnceLock::new(),
             threads: OnceLock::new(),
             engine: Mutex::new(None),
@@ -110,6 +114,7 @@ impl Spanning {
             0 => Config::default(),
             lease => Config {
                 silence: Duration::from_millis(lease.into()),
+                local: self.local,
                 ..Config::default()
             },
         };

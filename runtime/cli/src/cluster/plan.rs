@@ -81,7 +81,8 @@ pub(crate) struct ClusterArgs {
     /// Clients that the proxy serves at a time; more are refused
     #[arg(long = "max_sessions", value_name = "N", default_value_t = MAX_SESSIONS, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_sessions: u32,
-    /// auto: array bytes go between a proxy and workers on one machine through memory that both see; off: they are sent
+    /// auto: array bytes go between a proxy and workers on one machine through memory that both see, and collectives between such
+    /// workers through a Unix socket; off: all go by TCP
     #[arg(
         long = "local_transfers",
         value_name = "auto|off",

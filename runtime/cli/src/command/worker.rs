@@ -78,7 +78,8 @@ pub(crate) struct Args {
     /// Compile in a child process, which a program that breaks the compiler ends in the worker's place [auto: with CPU plugins]
     #[arg(long = "compile_in_child", value_name = "auto|true|false", default_value = "auto", value_parser = InChild::parse)]
     pub(crate) compile_in_child: InChild,
-    /// auto: array bytes go between a proxy and workers on one machine through memory that both see; off: they are sent
+    /// auto: array bytes go between a proxy and workers on one machine through memory that both see, and collectives between such
+    /// workers through a Unix socket; off: all go by TCP
     #[arg(
         long = "local_transfers",
         value_name = "auto|off",

@@ -2,8 +2,7 @@
 
 use super::Process;
 use std::io;
-use tokio::io::AsyncReadExt;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncReadExt};
 
 /// Number of the protocol between processes.
 const PROTOCOL: u32 = 2;
@@ -71,7 +70,7 @@ pub(super) fn hello_for_tests(from: Process, to: Process, secret: [u8; 32]) -> V
 
 /// Reads the other's hello.
 pub(super) async fn greeted(
-    stream: &mut TcpStream,
+    stream: &mut (impl AsyncRead + Unpin),
     me: Process,
     secret: &Secret,
 ) -> io::Result<Process> {

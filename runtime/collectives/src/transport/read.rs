@@ -9,17 +9,45 @@ use crate::call::Failure;
 use crate::engine::{Engine, Landing};
 use crate::scratch::Scratch;
 use std::io::{self, IoSliceMut};
-use tokio::net::tcp::OwnedReadHalf;
+use tokio::net::{tcp, unix};
+
+/// What bytes come from.
+pub(super) trait Incoming: Send + Sync + 'static {
+    /// Waits until there may be some.
+    fn readable(&self) -> impl Future<Output = io::Result<()>> + Send;
+    /// Reads those that are there.
+    fn try_read_vectored(&self, into: &mut [IoSliceMut<'_>]) -> io::Result<usize>;
+}
+
+impl Incoming for tcp::OwnedReadHalf {
+    async fn readable(&self) -> io::Result<()> {
+        self.readable().await
+    }
+
+    fn try_read_vectored(&self, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        self.try_read_vectored(into)
+    }
+}
+
+impl Incoming for unix::OwnedReadHalf {
+    async fn readable(&self) -> io::Result<()> {
+        self.readable().await
+    }
+
+    fn try_read_vectored(&self, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        self.try_read_vectored(into)
+    }
+}
 
 /// The stream, and what was read of the next head.
-struct Source<'a> {
-    stream: &'a OwnedReadHalf,
+struct Source<'a, I> {
+    stream: &'a I,
     head: [u8; HEAD],
     have: usize,
 }
 
 /// Hands what comes to the engine, until the connection breaks.
-pub(super) async fn read(stream: &OwnedReadHalf, from: Process, engine: &Engine) -> io::Error {
+pub(super) async fn read(stream: &impl Incoming, from: Process, engine: &Engine) -> io::Error {
     let mut source = Source {
         stream,
         head: [0; HEAD],
@@ -32,7 +60,7 @@ pub(super) async fn read(stream: &OwnedReadHalf, from: Process, engine: &Engine)
     }
 }
 
-impl Source<'_> {
+impl<I: Incoming> Source<'_, I> {
     async fn frame(&mut self, from: Process, engine: &Engine) -> io::Result<()> {
         while self.have < HEAD {
             self.some(|_| None).await?;

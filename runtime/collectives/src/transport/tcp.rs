@@ -1,4 +1,4 @@
-//! One TCP connection for each pair of processes.
+//! One connection for each pair of processes: by a Unix socket on one machine ([`local`]), else by TCP.
 //!
 //! Who dials says hello first: a magic, the number of the protocol, both processes, and a secret that all processes of the
 //! cluster have; the other answers alike. Then both send frames, in an order of which [`queue`](super::queue) tells. One task
@@ -14,18 +14,19 @@ use super::hello::{Secret, greeted, hello, refused, timed_out};
 use super::queue::Queue;
 use super::read::read;
 use super::strangers::{Stranger, Strangers};
-use super::{Message, Process, Transport};
+use super::stream::{Listener, Stream};
+use super::{Message, Process, Transport, local};
 use crate::call::{Code, Failure};
 use crate::engine::Engine;
 use bytes::{Buf, Bytes};
-use socket2::{SockRef, TcpKeepalive};
 use std::collections::HashMap;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
-use tokio::net::{TcpListener, TcpStream, ToSocketAddrs};
+use tokio::net::{TcpListener, TcpStream, ToSocketAddrs, lookup_host};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
@@ -42,6 +43,8 @@ pub struct Config {
     pub waiting: usize,
     /// How long the system of the other process's machine may leave probes of a quiet connection unanswered.
     pub silence: Duration,
+    /// Whether processes of one machine and user go by a Unix socket.
+    pub local: bool,
 }
 
 impl Default for Config {
@@ -52,6 +55,7 @@ impl Default for Config {
             strangers_of_address: 32,
             waiting: 1 << 20,
             silence: Duration::from_secs(10),
+            local: true,
         }
     }
 }
@@ -232,32 +236,43 @@ impl Tcp {
     pub fn listen(&self, listener: TcpListener, engine: Engine) {
         let config = &self.0.config;
         let strangers = Strangers::new(config.strangers, config.strangers_of_address);
-        let tcp = self.clone();
-        self.spawn(async move {
-            loop {
-                let accepted = tokio::select! {
-                    accepted = listener.accept() => accepted,
-                    () = tcp.stopped() => return,
-                };
-                match accepted {
-                    Ok((stream, address)) => {
-                        let stranger = strangers.admit(address.ip());
-                        tcp.spawn(tcp.clone().greet(stream, engine.clone(), stranger));
-                        // So that it is heard before it may have to make room for others.
-                        tokio::task::yield_now().await;
-                    }
-                    Err(error) => {
-                        tracing::warn!(%error, "a connection of another worker was not taken");
-                        // Such as too many open files: not again at once.
-                        tokio::time::sleep(Duration::from_millis(100)).await;
-                    }
+        if config.local {
+            let port = listener.local_addr().map(|address| address.port());
+            match port.and_then(|port| local::listen(&self.0.secret, self.0.me, port)) {
+                Ok(local) => {
+                    let accepting = (self.clone()).accept(local, engine.clone(), strangers.clone());
+                    self.spawn(accepting);
+                }
+                Err(error) => tracing::debug!(%error, "workers of this machine go by TCP"),
+            }
+        }
+        self.spawn(self.clone().accept(listener, engine, strangers));
+    }
+
+    async fn accept(self, listener: impl Listener, engine: Engine, strangers: Strangers) {
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.next() => accepted,
+                () = self.stopped() => return,
+            };
+            match accepted {
+                Ok((stream, address)) => {
+                    let stranger = strangers.admit(address);
+                    self.spawn(self.clone().greet(stream, engine.clone(), stranger));
+                    // So that it is heard before it may have to make room for others.
+                    tokio::task::yield_now().await;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "a connection of another worker was not taken");
+                    // Such as too many open files: not again at once.
+                    tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             }
-        });
+        }
     }
 
     /// Takes a connection that was made by another process, if it is one that may.
-    async fn greet(self, mut stream: TcpStream, engine: Engine, stranger: Stranger) {
+    async fn greet(self, mut stream: impl Stream, engine: Engine, stranger: Stranger) {
         let greeted = tokio::select! {
             // Who has said hello by now is welcome all the same.
             biased;
@@ -296,19 +311,35 @@ impl Tcp {
         engine: Engine,
     ) -> io::Result<()> {
         let connect = async {
-            let mut stream = TcpStream::connect(address).await?;
-            stream
-                .write_all(&hello(self.0.me, to, &self.0.secret))
-                .await?;
-            let from = greeted(&mut stream, self.0.me, &self.0.secret).await?;
-            if from != to {
-                return Err(refused(format!("this is process {}, not {}", from.0, to.0)));
+            let addresses: Vec<_> = lookup_host(address).await?.collect();
+            if self.0.config.local
+                && let Some(port) = addresses.first().map(SocketAddr::port)
+                && let Ok(stream) = local::connect(&self.0.secret, to, port).await
+            {
+                return self.introduce(to, stream, engine).await;
             }
-            Ok(stream)
+            let stream = TcpStream::connect(&addresses[..]).await?;
+            self.introduce(to, stream, engine).await
         };
-        let stream = tokio::time::timeout(self.0.config.hello, connect)
+        tokio::time::timeout(self.0.config.hello, connect)
             .await
-            .unwrap_or_else(|_| Err(timed_out()))?;
+            .unwrap_or_else(|_| Err(timed_out()))
+    }
+
+    /// Says hello to `to` over a connection made to it.
+    async fn introduce(
+        &self,
+        to: Process,
+        mut stream: impl Stream,
+        engine: Engine,
+    ) -> io::Result<()> {
+        stream
+            .write_all(&hello(self.0.me, to, &self.0.secret))
+            .await?;
+        let from = greeted(&mut stream, self.0.me, &self.0.secret).await?;
+        if from != to {
+            return Err(refused(format!("this is process {}, not {}", from.0, to.0)));
+        }
         self.join(to, stream, engine, Bytes::new());
         Ok(())
     }
@@ -354,13 +385,8 @@ impl Tcp {
         }
     }
 
-    fn join(&self, process: Process, stream: TcpStream, engine: Engine, first: Bytes) {
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "messages may wait for each other");
-        }
-        if let Err(error) = probe(&stream, self.0.config.silence) {
-            tracing::debug!(%error, "a connection that breaks without a word may not be noticed");
-        }
+    fn join(&self, process: Process, stream: impl Stream, engine: Engine, first: Bytes) {
+        stream.prepare(self.0.config.silence);
         let peer = Arc::new(Peer::default());
         let turn = self.0.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let before = {
@@ -380,7 +406,7 @@ impl Tcp {
         drop(turn);
         let tcp = self.clone();
         self.spawn(async move {
-            let (reader, writer) = stream.into_split();
+            let (reader, writer) = stream.halves();
             // A task of its own: while one thread reduces what has come, another one sends.
             let mut writing = JoinSet::new();
             let queue = Arc::clone(&peer);
@@ -398,20 +424,6 @@ impl Tcp {
             tcp.leave(process, &peer, &engine, &error);
         });
     }
-}
-
-/// Has the system look after a quiet connection: one whose other end is gone without a word, or that a firewall has forgotten,
-/// breaks within `silence`, of which the system knows whole seconds. It is the other system that answers, however busy the
-/// process is there.
-pub(super) fn probe(stream: &TcpStream, silence: Duration) -> io::Result<()> {
-    let half = Duration::from_secs((silence / 2).as_secs().max(1));
-    let interval = Duration::from_secs((silence / 8).as_secs().max(1));
-    let probes = u32::try_from(half.as_secs() / interval.as_secs()).unwrap_or(1);
-    let keepalive = TcpKeepalive::new()
-        .with_time(half)
-        .with_interval(interval)
-        .with_retries(probes);
-    SockRef::from(stream).set_tcp_keepalive(&keepalive)
 }
 
 /// Sends `first` and what is queued, until the connection breaks or is ended.

@@ -4,10 +4,10 @@ use super::frame::{HEAD, Head};
 use super::*;
 use crate::call::{Call, Code};
 use crate::engine::Engine;
-use crate::op::{Kind, Op, Operand, Reduction};
+use crate::op::{Kind, Op, Reduction};
 use std::task::Poll;
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
 
@@ -32,11 +32,13 @@ async fn node(process: u32, config: Config) -> Node {
     }
 }
 
-async fn pair() -> (Node, Node) {
-    let (a, b) = (
-        node(0, Config::default()).await,
-        node(1, Config::default()).await,
-    );
+/// Two that are connected, by a Unix socket or by TCP.
+async fn pair(local: bool) -> (Node, Node) {
+    let config = Config {
+        local,
+        ..Config::default()
+    };
+    let (a, b) = (node(0, config.clone()).await, node(1, config).await);
     a.tcp
         .connect(Process(1), b.address, a.engine.clone())
         .await
@@ -51,7 +53,7 @@ async fn quiet_connections_are_probed_within_the_silence_allowed() {
     let stream = TcpStream::connect(address).await.expect("it connects");
     let socket = socket2::SockRef::from(&stream);
     for (silence, bound) in [(1, 2), (2, 2), (5, 5), (10, 10), (60, 60)] {
-        tcp::probe(&stream, Duration::from_secs(silence)).expect("a socket");
+        stream::probe(&stream, Duration::from_secs(silence)).expect("a socket");
         assert!(socket.keepalive().expect("a socket"));
         let time = socket.tcp_keepalive_time().expect("a socket");
         let interval = socket.tcp_keepalive_interval().expect("a socket");
@@ -70,7 +72,7 @@ fn op(bytes: usize) -> Op {
         kind: Kind::AllReduce,
         groups: vec![vec![0, 1]],
         reduction: Some(Reduction::Add),
-        operands: vec![Operand {
+        operands: vec![crate::op::Operand {
             bytes: bytes as u64,
             run: 0,
             element: 6,
@@ -127,7 +129,13 @@ const BOTH: [Process; 2] = [Process(0), Process(1)];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn data_goes_both_ways_and_connections_come_back() {
-    let (a, b) = pair().await;
+    for local in [true, false] {
+        data_goes_both_ways_and_connections_come_back_by(local).await;
+    }
+}
+
+async fn data_goes_both_ways_and_connections_come_back_by(local: bool) {
+    let (a, b) = pair(local).await;
     for round in 1..=20 {
         let here = a.engine.open(round, BOTH).expect("it opens");
         let bytes = if round % 2 == 0 { 3 } else { 1_000_003 };
@@ -183,7 +191,13 @@ async fn data_goes_both_ways_and_connections_come_back() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_launch_that_fails_while_its_data_comes_holds_up_no_other() {
-    let (a, b) = pair().await;
+    for local in [true, false] {
+        a_launch_that_fails_while_its_data_comes_holds_up_no_other_by(local).await;
+    }
+}
+
+async fn a_launch_that_fails_while_its_data_comes_holds_up_no_other_by(local: bool) {
+    let (a, b) = pair(local).await;
     for round in 1..=20 {
         let here = a.engine.open(2 * round, BOTH).expect("it opens");
         let there = b.engine.open(2 * round, BOTH).expect("it opens");
@@ -255,6 +269,7 @@ async fn strangers_are_turned_away() {
     let config = Config {
         hello: Duration::from_millis(200),
         strangers: 1,
+        local: false,
         ..Config::default()
     };
     let a = node(0, config.clone()).await;
@@ -273,7 +288,7 @@ async fn strangers_are_turned_away() {
     );
     // One that says nothing makes room for the next one.
     let silent = TcpStream::connect(a.address).await.expect("it connects");
-    let good = Tcp::new(Process(1), Secret::new(SECRET), Config::default());
+    let good = Tcp::new(Process(1), Secret::new(SECRET), config);
     good.connect(Process(0), a.address, engine)
         .await
         .expect("it connects");
@@ -303,16 +318,17 @@ async fn silent_strangers_make_room_for_each_other_and_hold_up_nobody() {
         hello: Duration::from_secs(3600),
         strangers: 4,
         strangers_of_address: 2,
+        local: false,
         ..Config::default()
     };
-    let a = node(0, config).await;
+    let a = node(0, config.clone()).await;
     // Connections are taken in the order in which they were made.
     let mut other = silent_from([127, 0, 0, 2], &a).await;
     let mut silent = Vec::new();
     for _ in 0..20 {
         silent.push(silent_from([127, 0, 0, 1], &a).await);
     }
-    let good = Tcp::new(Process(1), Secret::new(SECRET), Config::default());
+    let good = Tcp::new(Process(1), Secret::new(SECRET), config);
     let engine = Engine::new(Process(1), Arc::new(good.clone()));
     good.connect(Process(0), a.address, engine)
         .await
@@ -337,9 +353,22 @@ async fn silent_strangers_make_room_for_each_other_and_hold_up_nobody() {
     }
 }
 
+trait Connection: AsyncRead + AsyncWrite + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Unpin> Connection for T {}
+
+async fn local_to(a: &Node) -> tokio::net::UnixStream {
+    let secret = Secret::new(SECRET);
+    let connected = local::connect(&secret, Process(0), a.address.port()).await;
+    connected.expect("it connects")
+}
+
 /// A connection to the process 0 by hand, as process 1.
-async fn by_hand(a: &Node) -> TcpStream {
-    let mut stream = TcpStream::connect(a.address).await.expect("it connects");
+async fn by_hand(a: &Node, local: bool) -> Box<dyn Connection> {
+    let mut stream: Box<dyn Connection> = if local {
+        Box::new(local_to(a).await)
+    } else {
+        Box::new(TcpStream::connect(a.address).await.expect("it connects"))
+    };
     let hello = super::hello::hello_for_tests(Process(1), Process(0), SECRET);
     stream.write_all(&hello).await.expect("sent");
     let mut answer = vec![0; hello.len()];
@@ -347,22 +376,80 @@ async fn by_hand(a: &Node) -> TcpStream {
     stream
 }
 
+#[tokio::test]
+async fn silent_ones_of_the_same_machine_make_room_too() {
+    let config = Config {
+        hello: Duration::from_secs(3600),
+        strangers_of_address: 2,
+        ..Config::default()
+    };
+    let a = node(0, config).await;
+    let mut silent = Vec::new();
+    for _ in 0..20 {
+        silent.push(local_to(&a).await);
+    }
+    by_hand(&a, true).await;
+    for stranger in &mut silent[..19] {
+        let end = stranger.read(&mut [0]).await;
+        assert!(end.map_or(true, |read| read == 0));
+    }
+}
+
+/// By TCP they go where one of them does not do so, where the port is not the other's own, and where one does not know the secret.
+#[tokio::test]
+async fn processes_of_one_machine_go_by_a_unix_socket() {
+    let tcp = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = tcp.local_addr().expect("an address");
+    let secret = Secret::new(SECRET);
+    let unix = local::listen(&secret, Process(0), address.port()).expect("a name");
+    let passed_on = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let elsewhere = passed_on.local_addr().expect("an address");
+    let by = async |local, secret, process, address| {
+        let config = Config {
+            local,
+            ..Config::default()
+        };
+        let dials = Tcp::new(Process(1), Secret::new(secret), config);
+        let engine = Engine::new(Process(1), Arc::new(dials.clone()));
+        tokio::select! {
+            _ = dials.connect(process, address, engine) => panic!("nobody says hello"),
+            _ = local::accept(&unix) => "Unix",
+            _ = tcp.accept() => "TCP",
+            _ = passed_on.accept() => "TCP, elsewhere",
+        }
+    };
+    assert_eq!(by(true, SECRET, Process(0), address).await, "Unix");
+    assert_eq!(by(false, SECRET, Process(0), address).await, "TCP");
+    assert_eq!(by(true, [8; 32], Process(0), address).await, "TCP");
+    assert_eq!(by(true, SECRET, Process(2), address).await, "TCP");
+    let other = by(true, SECRET, Process(0), elsewhere).await;
+    assert_eq!(other, "TCP, elsewhere");
+}
+
+/// Bytes that tell when they are let go of.
+struct Operand(Vec<u8>, Option<oneshot::Sender<()>>);
+impl AsRef<[u8]> for Operand {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+impl Drop for Operand {
+    fn drop(&mut self) {
+        let _ = self.1.take().map(|gone| gone.send(()));
+    }
+}
+
 /// Execution of what gave the bytes ends only when nobody has them any more.
 #[tokio::test]
 async fn bytes_for_one_who_reads_no_more_are_let_go_of_with_the_connection() {
-    struct Operand(Vec<u8>, Option<oneshot::Sender<()>>);
-    impl AsRef<[u8]> for Operand {
-        fn as_ref(&self) -> &[u8] {
-            &self.0
-        }
+    for local in [true, false] {
+        let a = node(0, Config::default()).await;
+        let stream = by_hand(&a, local).await;
+        are_let_go_of_with(stream, a).await;
     }
-    impl Drop for Operand {
-        fn drop(&mut self) {
-            let _ = self.1.take().map(|gone| gone.send(()));
-        }
-    }
-    let a = node(0, Config::default()).await;
-    let mut stream = by_hand(&a).await;
+}
+
+async fn are_let_go_of_with(mut stream: Box<dyn Connection>, a: Node) {
     let (gone, is_gone) = oneshot::channel();
     let key = Key {
         launch: 1,
@@ -428,9 +515,13 @@ async fn the_reader_pauses_though_there_is_more() {
 
 #[tokio::test]
 async fn what_is_no_message_ends_the_connection() {
-    for bytes in [[0xff; HEAD], [0; HEAD]] {
+    for (bytes, local) in [
+        ([0xff; HEAD], false),
+        ([0; HEAD], false),
+        ([0xff; HEAD], true),
+    ] {
         let a = node(0, Config::default()).await;
-        let mut stream = by_hand(&a).await;
+        let mut stream = by_hand(&a, local).await;
         let launch = a.engine.open(1, BOTH).expect("it opens");
         let waiting = start(&launch, 0, vec![1; 10]);
         let mut asked = [0; HEAD];
