@@ -24,10 +24,11 @@ HOOKED_FACTOR = 1.10
 
 
 class Loopback:
-    """A process that does with another one, over loopback, what is asked for, once each time it is told to."""
+    """A process that does with another one, over loopback or Unix sockets, what is asked for, once each time it is told to."""
 
-    def __init__(self, binary, what, size, buffer, connections):
+    def __init__(self, binary, what, size, buffer, connections, unix):
         command = [binary, "--what", what, "--bytes", size, "--buffer", buffer, "--connections", connections]
+        command += ["--unix"] * unix
         self.process = subprocess.Popen(
             [str(word) for word in command], text=True, bufsize=1, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -64,9 +65,14 @@ class SpanningParts:
             for milliseconds, bound, shape in STEPS:
                 self.data_parallel(two, one, milliseconds, bound, shape)
             size = MIB if self.quick else 64 * MIB
-            self.against_loopback(two, "all_reduce", "all-reduce", "ring", size, CHUNK, 1)
+            # Shown: what is asked is asked of TCP.
+            self.against_loopback(two, "all_reduce", "all-reduce", "ring", size, CHUNK, 1, unix=True)
             size = MIB if self.quick else 1024 * MIB
             self.against_loopback(two, "moved", "reshard", "one-way", size, FRAME, CONNECTIONS)
+        # As between machines.
+        with self.sides.waystation("--local_transfers", "off", devices=1, workers=2) as two:
+            size = MIB if self.quick else 64 * MIB
+            self.against_loopback(two, "all_reduce", "all-reduce by TCP", "ring", size, CHUNK, 1)
         self.hooked_compile()
 
     def data_parallel(self, two, one, milliseconds, bound, shape):
@@ -89,9 +95,9 @@ class SpanningParts:
             f"losses {last['loss']!r} and {taken['one worker'][-1]['loss']!r}"
         )
 
-    def against_loopback(self, side, part, name, what, size, buffer, connections):
+    def against_loopback(self, side, part, name, what, size, buffer, connections, unix=False):
         setup, ours, raw = {"size_bytes": size}, [], []
-        with Loopback(self.sides.loopback_bench, what, size, buffer, connections) as loopback:
+        with Loopback(self.sides.loopback_bench, what, size, buffer, connections, unix) as loopback:
             for pair in range(-1, self.pairs):
                 order = [
                     lambda: ours.append(side.run(part, setup)["seconds"]),
@@ -104,8 +110,9 @@ class SpanningParts:
         text = f"{size // MIB} MB" if size < 1 << 30 else "1 GB"
         self.figures.append(
             figures.figure(
-                f"{name} of {text}, 2 workers", "MB/s", rate(ours), rate(raw), against=f"raw TCP, {what}",
-                asked=self.asked(OF_RAW, margin=0.15),
+                f"{name} of {text}, 2 workers", "MB/s", rate(ours), rate(raw),
+                against=f"raw {'Unix socket' if unix else 'TCP'}, {what}",
+                asked=None if unix else self.asked(OF_RAW, margin=0.15),
             )  # fmt: skip
         )
 

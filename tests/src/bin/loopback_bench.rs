@@ -1,11 +1,15 @@
-//! What this machine's loopback gives at best, for the bench: a ring all-reduce between two processes over one TCP connection,
-//! and bytes one way over one or several, a share of them each. Each repetition is answered with a line of JSON when a line comes in on stdin, so that the bench can
-//! take others in between.
+//! What this machine gives two processes at best, for the bench: a ring all-reduce between them over one connection, and bytes one
+//! way over one or several, a share of them each, by TCP over loopback or by Unix sockets. Each repetition is answered with a line
+//! of JSON when a line comes in on stdin, so that the bench can take others in between.
 
 use std::{
     env,
-    io::{self, BufRead as _, Read as _, Write as _},
+    io::{self, BufRead as _, Read, Write},
     net::{TcpListener, TcpStream},
+    os::{
+        linux::net::SocketAddrExt as _,
+        unix::net::{SocketAddr, UnixListener, UnixStream},
+    },
     process::{Child, Command},
     thread,
     time::Instant,
@@ -13,6 +17,7 @@ use std::{
 
 use clap::{Parser, ValueEnum};
 use serde_json::json;
+use socket2::SockRef;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum What {
@@ -35,9 +40,67 @@ struct Args {
     /// Of bytes one way.
     #[arg(long, default_value_t = 1)]
     connections: usize,
-    /// The other process, started by the first.
+    /// By Unix sockets.
+    #[arg(long)]
+    unix: bool,
+    /// The other process, started by the first: its port, or name.
     #[arg(long, hide = true)]
     connect: Option<String>,
+}
+
+/// A connection between the two.
+enum Other {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+/// Of a Unix socket, as the collectives have it.
+const SEND_BUFFER: usize = 1 << 20;
+
+impl From<TcpStream> for Other {
+    fn from(stream: TcpStream) -> Other {
+        Other::Tcp(stream)
+    }
+}
+
+impl From<UnixStream> for Other {
+    fn from(stream: UnixStream) -> Other {
+        Other::Unix(stream)
+    }
+}
+
+impl Other {
+    fn prepared(self) -> io::Result<Self> {
+        match &self {
+            Other::Tcp(stream) => stream.set_nodelay(true)?,
+            Other::Unix(stream) => {
+                SockRef::from(stream).set_send_buffer_size(SEND_BUFFER)?;
+            }
+        }
+        Ok(self)
+    }
+}
+
+impl Read for &Other {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Other::Tcp(stream) => (&mut &*stream).read(into),
+            Other::Unix(stream) => (&mut &*stream).read(into),
+        }
+    }
+}
+
+impl Write for &Other {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Other::Tcp(stream) => (&mut &*stream).write(bytes),
+            Other::Unix(stream) => (&mut &*stream).write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Kills the other process when this one ends, however it does.
@@ -53,32 +116,40 @@ impl Drop for Peer {
 fn main() -> io::Result<()> {
     let args = Args::parse();
     let mut memory = Memory::new(&args);
+    let count = args.connections.max(1);
     if let Some(address) = &args.connect {
-        let mut others = Vec::new();
-        for _ in 0..args.connections.max(1) {
-            others.push(TcpStream::connect(address)?);
-        }
-        others
-            .iter()
-            .try_for_each(|other| other.set_nodelay(true))?;
-        while wait_for(&mut others[0]).is_ok() {
+        let connect = || match args.unix {
+            false => TcpStream::connect(address).map(Other::from),
+            true => {
+                UnixStream::connect_addr(&SocketAddr::from_abstract_name(address)?).map(Other::from)
+            }
+        };
+        let others = (0..count).map(|_| connect()?.prepared());
+        let others = others.collect::<io::Result<Vec<_>>>()?;
+        while wait_for(&others[0]).is_ok() {
             memory.run(&args, &others, false)?;
         }
         return Ok(());
     }
-    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let name = format!("waystation-loopback-bench-{}", std::process::id());
+    let unix = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?)?;
+    let tcp = TcpListener::bind("127.0.0.1:0")?;
+    let address = if args.unix {
+        name
+    } else {
+        tcp.local_addr()?.to_string()
+    };
     let peer = Command::new(env::current_exe()?)
         .args(env::args_os().skip(1))
-        .args(["--connect", &listener.local_addr()?.to_string()])
+        .args(["--connect", &address])
         .spawn()?;
     let _peer = Peer(peer);
-    let mut others = Vec::new();
-    for _ in 0..args.connections.max(1) {
-        others.push(listener.accept()?.0);
-    }
-    others
-        .iter()
-        .try_for_each(|other| other.set_nodelay(true))?;
+    let accept = || match args.unix {
+        false => tcp.accept().map(|(stream, _)| Other::from(stream)),
+        true => unix.accept().map(|(stream, _)| Other::from(stream)),
+    };
+    let others = (0..count).map(|_| accept()?.prepared());
+    let others = others.collect::<io::Result<Vec<_>>>()?;
     for line in io::stdin().lock().lines() {
         line?;
         let begun = Instant::now();
@@ -90,7 +161,7 @@ fn main() -> io::Result<()> {
     Ok(())
 }
 
-fn wait_for(other: &mut TcpStream) -> io::Result<()> {
+fn wait_for(mut other: &Other) -> io::Result<()> {
     other.read_exact(&mut [0])
 }
 
@@ -115,7 +186,7 @@ impl Memory {
         }
     }
 
-    fn run(&mut self, args: &Args, others: &[TcpStream], first: bool) -> io::Result<()> {
+    fn run(&mut self, args: &Args, others: &[Other], first: bool) -> io::Result<()> {
         match args.what {
             What::OneWay => self.one_way(others, first),
             What::Ring => self.ring(&others[0], first),
@@ -123,7 +194,7 @@ impl Memory {
     }
 
     /// Each connection has a thread on both sides.
-    fn one_way(&mut self, others: &[TcpStream], first: bool) -> io::Result<()> {
+    fn one_way(&mut self, others: &[Other], first: bool) -> io::Result<()> {
         let chunk = self.buffer.len();
         let share = self.own.len().div_ceil(others.len()).max(1);
         let own = self.own.chunks(share);
@@ -148,7 +219,7 @@ impl Memory {
     }
 
     /// Each reduces one half and then gives it to the other.
-    fn ring(&mut self, mut other: &TcpStream, first: bool) -> io::Result<()> {
+    fn ring(&mut self, mut other: &Other, first: bool) -> io::Result<()> {
         let half = self.own.len() / 2;
         let (mine, theirs) = if first { (0, half) } else { (half, 0) };
         let chunk = self.buffer.len();
@@ -189,7 +260,7 @@ fn joined(thread: thread::ScopedJoinHandle<'_, io::Result<()>>) -> io::Result<()
         .unwrap_or_else(|_| Err(io::Error::other("the thread that sends has ended")))
 }
 
-fn send(mut to: &TcpStream, bytes: &[u8], chunk: usize) -> io::Result<()> {
+fn send(mut to: &Other, bytes: &[u8], chunk: usize) -> io::Result<()> {
     bytes.chunks(chunk).try_for_each(|part| to.write_all(part))
 }
 
