@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use waystation_proto::{
     tensorflow::error::Code,
-    waystation::worker::{CancelPut, Op, Put, Watch, op, reply},
+    waystation::worker::{CancelPut, ClientEnded, Execute, Op, Put, Watch, op, reply},
     xla::PrimitiveType,
 };
 use waystation_worker::Limits;
@@ -193,6 +193,56 @@ async fn a_client_that_waits_on_much_leaves_room_for_others() {
         );
     }
     assert!(session.watch(&[1]).await.is_err());
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn launches_of_a_client_that_has_ended_do_not_begin() {
+    let worker = Worker::start().await;
+    let mut session = worker.session(1).await;
+    session.compile(50, "add_one", &[0]).await.unwrap();
+    session.put(2, 0, &[2.0; 4]).await;
+    let put = Put {
+        transfer: 9,
+        dtype: PrimitiveType::F32 as i32,
+        dims: vec![4],
+        targets: vec![target(1, 0)],
+        ..Put::default()
+    };
+    session.send(op::Op::Put(put)).await;
+    let send = async |client: u64, op: op::Op| {
+        let op = Op {
+            op: Some(op),
+            client,
+            ..Op::default()
+        };
+        session.send_op(op).await;
+    };
+    let execute = |arg: u64, result: u64| {
+        op::Op::Execute(Execute {
+            executable: 50,
+            launch: result,
+            args: vec![arg],
+            first_result: result,
+            num_results: 1,
+            ..Execute::default()
+        })
+    };
+    send(5, execute(1, 10)).await;
+    send(6, execute(1, 11)).await;
+    send(5, op::Op::ClientEnded(ClientEnded {})).await;
+    // What comes behind.
+    send(5, execute(2, 12)).await;
+    send(6, execute(2, 13)).await;
+    let bytes: Vec<u8> = [1.0f32; 4].iter().flat_map(|v| v.to_le_bytes()).collect();
+    session.put_data(9, &bytes, 16, 16).await.unwrap();
+    for dropped in [10, 12] {
+        let status = session.watch(&[dropped]).await.unwrap_err();
+        assert_eq!(status.code, Code::Cancelled as i32, "{status:?}");
+    }
+    assert_eq!(session.read_f32(11).await, [2.0; 4]);
+    assert_eq!(session.read_f32(13).await, [3.0; 4]);
+    assert_eq!(worker.status().await.executes, 2);
     worker.stop().await;
 }
 
