@@ -35,13 +35,9 @@ async fn stay(cluster: &mut Cluster, plan: &Plan, signals: &mut Signals) -> Resu
         signal = signals.recv() => return Ok(signal.exit_status()),
     };
     output::print(&environment::exports(&addresses))?;
-    loop {
-        tokio::select! {
-            // Asked to end is how this command ends.
-            _ = signals.recv() => return Ok(0),
-            name = cluster.lost() => {
-                return Err(Failure::internal(format!("the cluster has lost its {name}")));
-            }
-        }
+    tokio::select! {
+        // Asked to end is how this command ends.
+        _ = signals.recv() => Ok(0),
+        name = cluster.lost() => Err(Failure::internal(format!("the cluster has lost its {name}"))),
     }
 }
