@@ -178,8 +178,11 @@ impl Session {
 
     /// All that a launch needs is there.
     fn launch_ready(&mut self, sequence: u64, launch: Launch) {
-        if let Err(status) = Self::goes_on(&launch.cause.client) {
-            let spans = launch.part.is_some();
+        let spans = launch.part.is_some();
+        // Where the others may have begun by the plugin's own collectives, nothing ends them but this part.
+        let must = spans && self.is_native() && self.is_said(sequence);
+        let goes_on = Self::goes_on(&launch.cause.client);
+        if let Some(status) = goes_on.err().filter(|_| !must) {
             self.give_up(
                 sequence,
                 spans,
@@ -187,7 +190,7 @@ impl Session {
                 launch.watch,
                 &Arc::new(status),
             );
-        } else if launch.part.is_some() {
+        } else if spans {
             self.part_ready(sequence, launch);
         } else {
             self.launches.ready.insert(sequence, launch);
